@@ -1,0 +1,1 @@
+"""What did happen: load generation, goodput, reports."""

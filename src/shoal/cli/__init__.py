@@ -1,0 +1,1 @@
+"""The commands: plan, serve, bench, simulate, calc, doctor, pull."""

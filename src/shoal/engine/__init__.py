@@ -1,0 +1,1 @@
+"""What runs one replica: model execution on PyTorch and torch.distributed."""

@@ -1,0 +1,1 @@
+"""Building blocks of a transformer layer, written once for every architecture."""

@@ -1,0 +1,1 @@
+"""One file an architecture family: how layers are put together."""

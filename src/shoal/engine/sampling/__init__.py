@@ -1,0 +1,1 @@
+"""From logits to a token: parameters, penalties, truncation, guided decoding, log-probabilities."""

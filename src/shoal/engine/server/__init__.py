@@ -1,0 +1,1 @@
+"""One replica's OpenAI-compatible HTTP endpoint."""

@@ -1,0 +1,1 @@
+"""Where models come from: catalog, directory, GGUF, hub, object store; checksummed and atomic."""

@@ -1,0 +1,1 @@
+"""Between text and tokens: tokenizer, chat template, incremental decoding, stop strings, tool calls."""

@@ -1,0 +1,1 @@
+"""Where tensors come from: safetensors and GGUF, streamed tensor by tensor."""

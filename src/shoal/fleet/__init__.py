@@ -1,0 +1,1 @@
+"""What runs many replicas: gateway, registry, leases, health, adapters, launchers."""

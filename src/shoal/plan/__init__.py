@@ -1,0 +1,1 @@
+"""What to buy: memory, step time, search, cost, explanation."""

@@ -1,0 +1,1 @@
+"""What one replica computes next: block pool, prefix hashing, scheduler, step plans."""

@@ -1,0 +1,1 @@
+"""The nouns: models, accelerators, clusters, layouts, workloads, targets; exact arithmetic, no torch, no HTTP."""
