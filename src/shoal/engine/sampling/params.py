@@ -1,0 +1,42 @@
+"""What a caller may ask of the sampler. Validated at the edge, immutable after, free of torch."""
+
+from typing import Literal
+
+import msgspec
+
+
+class GuidedParams(msgspec.Struct, frozen=True):
+    """A constraint on the output; exactly one kind."""
+
+    kind: Literal["json_schema", "json_object", "regex", "choice", "grammar"]
+    value: str = ""
+    """A JSON schema, a regex, a JSON list of choices, or a Lark grammar."""
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How to choose the next token. Field names and defaults follow the OpenAI and vLLM conventions."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    """Keep the k most likely; 0 or -1 = all."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = None
+    n: int = 1
+    max_tokens: int | None = 16
+    """None: as many as the context allows."""
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """None: none. 0: the sampled token's. k: and the k most likely."""
+    prompt_logprobs: int | None = None
+    guided: GuidedParams | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True

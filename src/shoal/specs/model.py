@@ -1,0 +1,177 @@
+"""The nouns of a model: what its layers are made of, without a weight in sight.
+
+`ModelSpec` is read from a Hugging Face `config.json` or from GGUF metadata by `specs.parse`; the engine builds
+its modules from it, the planner counts with it. Both see the same numbers.
+
+Units: sizes are element counts unless a name ends in `_bytes`. `head_dim` is the width of one query/key head.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
+AttentionKind = Literal["gqa", "mla", "linear"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "situ", "swiglu_oai"]
+RouterScoring = Literal["softmax", "sigmoid", "sqrtsoftplus"]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Rotary position embedding of one kind of layer (`rope_parameters`/`rope_scaling` in a config.json)."""
+
+    kind: RopeKind
+    theta: float
+    dim: int
+    """Width of a head that is rotated (partial rotary: less than `head_dim`)."""
+    max_position: int
+    """`max_position_embeddings`; dynamic and long-rope switch on it."""
+    factor: float = 1.0
+    original_max_position: int | None = None
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+    interleaved: bool = False
+    """Pairs are neighbours (2i, 2i+1) rather than halves (i, i + dim/2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MlaSpec:
+    """Multi-head latent attention: one compressed vector a token is cached (DeepSeek-V2, arXiv:2405.04434)."""
+
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_nope_dim: int
+    qk_rope_dim: int
+    v_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinearStateSpec:
+    """Recurrent state of a linear-attention layer: a constant a sequence, whatever its length."""
+
+    variant: str
+    """The family's own name: `gated_delta_net`, `kda`, `lightning`, `mamba2`."""
+    state_elements: int
+    conv_elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    kind: AttentionKind
+    heads: int
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    scale: float
+    """Multiplier of q·k before the softmax, usually head_dim ** -0.5."""
+    rope: RopeSpec | None
+    """None: a layer without positions (NoPE)."""
+    window: int | None = None
+    """A query at position p sees keys in (p - window, p]. None: all."""
+    chunk: int | None = None
+    """Llama-4 local attention: keys of the same `chunk`-sized piece only."""
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: Literal["head", "full", "l2"] | None = None
+    """RMS norm of q and k per head (Qwen3, Gemma 3) or over the whole projection (MiniMax); `l2` has no weight."""
+    softcap: float | None = None
+    sinks: bool = False
+    """A learned logit a head that takes part in the softmax only (gpt-oss)."""
+    output_gate: bool = False
+    mla: MlaSpec | None = None
+    linear: LinearStateSpec | None = None
+    indexer_dim: int | None = None
+    """Width of the extra key cached by a sparse-attention indexer (DeepSeek-V3.2 and kin)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSpec:
+    """How a mixture-of-experts layer chooses."""
+
+    experts: int
+    top_k: int
+    scoring: RouterScoring = "softmax"
+    normalize: bool = True
+    """Chosen weights are divided by their sum."""
+    groups: int = 1
+    top_groups: int = 1
+    correction_bias: bool = False
+    """A learned bias added to the scores for choosing only (DeepSeek-V3)."""
+    scaling: float = 1.0
+    bias: bool = False
+    softmax_after_top_k: bool = False
+    """The softmax is taken over the chosen logits only (gpt-oss)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FfnSpec:
+    kind: Literal["dense", "moe"]
+    intermediate: int
+    """Inner width of the dense FFN, or of one routed expert."""
+    activation: Activation
+    gated: bool = True
+    bias: bool = False
+    router: RouterSpec | None = None
+    shared_intermediate: int = 0
+    """Total inner width of the shared experts; 0 = none."""
+    shared_gate: bool = False
+    """The shared expert's output is scaled by a learned sigmoid gate (Qwen2-MoE)."""
+    swiglu_limit: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    attention: AttentionSpec
+    ffn: FfnSpec
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    eps: float
+    plus_one: bool = False
+    """Weights are stored as an offset from one (Gemma)."""
+    sandwich: bool = False
+    """A second norm after attention and after the FFN, before the residual add (Gemma 2/3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationSpec:
+    """How a checkpoint's weights are stored, with the modules that are not."""
+
+    method: str
+    """`fp8`, `fp8_block`, `int8`, `int4`, `mxfp4`, `nvfp4`, `gguf`, … (see specs.quantization)."""
+    bits: float
+    """Mean bits a weight including its scales."""
+    group: tuple[int, ...] = ()
+    excluded: tuple[str, ...] = ()
+    """Names or patterns of modules kept at the model's own dtype (`modules_to_not_convert`, `ignore`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    name: str
+    architecture: str
+    """The `architectures[0]` of the config, e.g. `LlamaForCausalLM`."""
+    model_type: str
+    vocab: int
+    hidden: int
+    layers: tuple[LayerSpec, ...]
+    norm: NormSpec
+    tied_embeddings: bool
+    max_position: int
+    dtype: str
+    """The checkpoint's own compute dtype: `bfloat16`, `float16`, `float32`."""
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    embedding_scale: float = 1.0
+    """Embeddings are multiplied by this (Gemma: sqrt(hidden), rounded to the compute dtype)."""
+    final_softcap: float | None = None
+    logit_scale: float = 1.0
+    quantization: QuantizationSpec | None = None
