@@ -1,0 +1,177 @@
+"""How a replica is spread over devices: `Layout`, its rules, and the nearest layout that keeps them.
+
+Ranks are numbered tp fastest, then cp, dp and pp, so that the axis that talks most has neighbours. The experts of
+a layer are spread over all `tp·cp·dp` ranks of a stage: `ep` groups, each expert cut `moe_tp` ways.
+"""
+
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Literal
+
+from shoal.specs.errors import SpecError
+from shoal.specs.model import FfnSpec, ModelSpec
+
+Axis = Literal["tp", "pp", "ep", "dp", "cp"]
+AXES: tuple[Axis, ...] = ("tp", "pp", "ep", "dp", "cp")
+MAX_WORLD = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutProblem:
+    """A rule that a layout breaks."""
+
+    rule: str
+    """Short name: `heads`, `stages`, `no-experts`, `expert-group`, `expert-count`, `expert-width`, `width`."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Degrees of the parallel axes of one replica."""
+
+    tp: int = 1
+    """Tensor parallel: heads and dense FFN columns."""
+    pp: int = 1
+    """Pipeline stages of contiguous layers."""
+    ep: int = 1
+    """Expert groups; divides tp·cp·dp."""
+    dp: int = 1
+    """Data-parallel attention inside the replica: sequences, not weights, are dealt out."""
+    cp: int = 1
+    """Context parallel: a sequence's KV is striped over these ranks."""
+
+    def __post_init__(self) -> None:
+        for axis in AXES:
+            degree = getattr(self, axis)
+            if isinstance(degree, bool) or not isinstance(degree, int) or not 1 <= degree <= MAX_WORLD:
+                raise SpecError(f"layout.{axis}", degree, f"a whole number from 1 to {MAX_WORLD}")
+
+    @property
+    def stage_ranks(self) -> int:
+        """Ranks of one pipeline stage."""
+        return self.tp * self.cp * self.dp
+
+    @property
+    def world(self) -> int:
+        """Devices of one replica."""
+        return self.stage_ranks * self.pp
+
+    @property
+    def moe_tp(self) -> int:
+        """Ranks that each expert is cut over (only whole when `ep` divides `stage_ranks`)."""
+        return max(1, self.stage_ranks // self.ep)
+
+    def span(self, axis: Axis) -> int:
+        """Neighbouring devices from the first to the last rank of one group of this axis."""
+        strides = {"tp": self.tp, "cp": self.tp * self.cp, "dp": self.stage_ranks, "ep": self.stage_ranks}
+        return strides.get(axis, self.world)
+
+    def label(self) -> str:
+        """The axes above one, e.g. `tp8 pp2`; a single device is `tp1`."""
+        parts = [f"{axis}{getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1]
+        return " ".join(parts) or "tp1"
+
+    def problems(self, model: ModelSpec, even_heads: bool = False) -> list[LayoutProblem]:
+        """Every rule that this layout breaks for `model`; empty when it is valid.
+
+        `even_heads`: the engine needs tp to divide the query heads, and the KV heads to divide or be divided by it
+        (vLLM, SGLang, TensorRT-LLM). Shoal's engine deals whole KV groups unevenly and does not.
+        """
+        return [
+            *self._stage_problems(model),
+            *self._head_problems(model, even_heads),
+            *self._expert_problems(model),
+        ]
+
+    def _stage_problems(self, model: ModelSpec) -> list[LayoutProblem]:
+        count = len(model.layers)
+        if self.pp <= count:
+            return []
+        return [LayoutProblem("stages", f"pp={self.pp} leaves a stage without a layer: {model.name} has {count}")]
+
+    def _head_problems(self, model: ModelSpec, even_heads: bool) -> list[LayoutProblem]:
+        found: list[LayoutProblem] = []
+        for heads, kv_heads in sorted({(a.heads, a.kv_heads) for a in (x.attention for x in model.layers)}):
+            uneven = heads % self.tp or (kv_heads and kv_heads % self.tp and self.tp % kv_heads)
+            if self.tp > heads:
+                message = f"tp={self.tp} leaves a rank without a head: attention has {heads} query heads"
+                found.append(LayoutProblem("heads", message))
+            elif even_heads and uneven:
+                message = f"tp={self.tp} does not divide {heads} query and {kv_heads} KV heads evenly"
+                found.append(LayoutProblem("heads", message))
+        for ffn in {x.ffn for x in model.layers if x.ffn.kind == "dense"}:
+            if even_heads and ffn.intermediate % self.tp:
+                message = f"tp={self.tp} does not divide the dense FFN's {ffn.intermediate} columns"
+                found.append(LayoutProblem("width", message))
+        return found
+
+    def _expert_problems(self, model: ModelSpec) -> list[LayoutProblem]:
+        moe = {x.ffn for x in model.layers if x.ffn.kind == "moe"}
+        if not moe:
+            if self.ep == 1:
+                return []
+            return [LayoutProblem("no-experts", f"ep={self.ep}: {model.name} has no experts to spread")]
+        if self.stage_ranks % self.ep:
+            message = f"ep={self.ep} does not divide the {self.stage_ranks} ranks of a stage (tp·cp·dp)"
+            return [LayoutProblem("expert-group", message)]
+        return [problem for ffn in moe for problem in self._expert_shape(ffn, model)]
+
+    def _expert_shape(self, ffn: FfnSpec, model: ModelSpec) -> list[LayoutProblem]:
+        experts = ffn.router.experts if ffn.router is not None else 0
+        if self.ep > experts:
+            return [LayoutProblem("expert-count", f"ep={self.ep} leaves a rank without one of {experts} experts")]
+        quantization = model.quantization
+        unit = 1
+        if quantization is not None and quantization.method == "fp8_block" and quantization.group:
+            unit = quantization.group[0]
+        if ffn.intermediate % (self.moe_tp * unit):
+            blocks = f" in whole blocks of {unit}" if unit > 1 else ""
+            message = f"an expert's {ffn.intermediate} columns cannot be cut {self.moe_tp} ways{blocks}"
+            return [LayoutProblem("expert-width", message)]
+        return []
+
+    def nearest_valid(self, model: ModelSpec, even_heads: bool = False) -> "Layout | None":
+        """The valid layout of the same number of devices, or failing that of the most that are fewer, nearest to
+        this one (fewest axes changed, then the smallest factor of change); None if there is none."""
+        for world in range(self.world, 0, -1):
+            valid = [c for c in layouts(world, model) if not c.problems(model, even_heads)]
+            if valid:
+                return min(valid, key=self._distance)
+        return None
+
+    def _distance(self, other: "Layout") -> tuple[int, float, int]:
+        changed = [(getattr(self, a), getattr(other, a)) for a in AXES if getattr(self, a) != getattr(other, a)]
+        factor = 1.0
+        for mine, theirs in changed:
+            factor *= max(mine, theirs) / min(mine, theirs)
+        return len(changed), factor, -other.tp
+
+    def validate(self, model: ModelSpec, even_heads: bool = False) -> "Layout":
+        """This layout, if it is valid for `model`; else `SpecError` with the rules broken and the nearest valid."""
+        problems = self.problems(model, even_heads)
+        if not problems:
+            return self
+        nearest = self.nearest_valid(model, even_heads)
+        advice = (
+            f"a layout that keeps this rule, nearest {nearest.label()}" if nearest else "another model or layout"
+        )
+        raise SpecError("layout", self.label(), f"{advice} ({'; '.join(p.message for p in problems)})")
+
+
+def _divisors(value: int) -> list[int]:
+    return [d for d in range(1, value + 1) if value % d == 0]
+
+
+def layouts(world: int, model: ModelSpec, context_parallel: bool = True) -> list[Layout]:
+    """Every layout of `world` devices whose axes could suit `model`, not yet checked against its rules."""
+    moe = any(layer.ffn.kind == "moe" for layer in model.layers)
+    found: list[Layout] = []
+    for pp, tp in product(_divisors(world), repeat=2):
+        if world % (pp * tp) or pp > len(model.layers):
+            continue
+        rest = world // (pp * tp)
+        for cp in _divisors(rest) if context_parallel else [1]:
+            base = Layout(tp=tp, pp=pp, dp=rest // cp, cp=cp)
+            degrees = _divisors(base.stage_ranks) if moe else [1]
+            found.extend(replace(base, ep=ep) for ep in degrees)
+    return found
