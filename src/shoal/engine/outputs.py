@@ -1,0 +1,73 @@
+"""What the engine hands out: increments of a request's answer, and the timings that metrics are made of."""
+
+import msgspec
+
+from shoal.policy.batching.plan import TokenLogprobs
+
+
+class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What is new for one of a request's `n` answers since the last output of the same index."""
+
+    request_id: str
+    index: int = 0
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One entry a token of `token_ids` when log-probabilities were asked for."""
+    finish_reason: str | None = None
+    """None while it goes on, then `stop`, `length`, `abort` or `error`."""
+    stop_reason: str | int | None = None
+    """The stop string or stop token id that ended it."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens whose KV was reused."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Entry i belongs to prompt position i + 1; sent once, when the prompt is done."""
+    error: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+class RequestTimings(msgspec.Struct, frozen=True, kw_only=True):
+    """One finished sequence, in seconds of the engine's clock. None: it never got that far."""
+
+    request_id: str
+    arrival: float
+    first_scheduled: float | None
+    first_token: float | None
+    finish: float
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    finish_reason: str
+
+
+class StepStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One step: when it ended, how long it took, what was in it."""
+
+    now: float
+    seconds: float
+    sequences: int
+    tokens: int
+    inter_token: tuple[float, ...] = ()
+    """Gap since the same sequence's last token, for each sequence that got one in this step."""
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Gauges and counters of a replica at one moment."""
+
+    waiting: int
+    running: int
+    kv_total_blocks: int
+    kv_used_blocks: int
+    """Blocks owned by live sequences."""
+    kv_cached_blocks: int
+    """Blocks that are free but still hold a reusable prefix."""
+    preemptions: int
+    prefix_queried_tokens: int
+    prefix_hit_tokens: int
+    prompt_tokens: int
+    generated_tokens: int
+    steps: int
