@@ -1,0 +1,46 @@
+"""How a transfer reports itself, and the bars a terminal shows for it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Transferred:
+    """State of one transfer. `label` identifies it; `done` and `total` are bytes (total None: not known)."""
+
+    label: str
+    done: int
+    total: int | None
+
+
+Progress = Callable[[Transferred], None]
+
+
+def silent(_: Transferred) -> None:
+    """The progress of a caller that wants none."""
+
+
+@contextmanager
+def progress_bars() -> Iterator[Progress]:
+    """Bars on stderr: bytes, rate and time left for each label. Plain closing lines where stderr is no terminal."""
+    from rich import progress as widgets
+    from rich.console import Console
+
+    bars = widgets.Progress(
+        widgets.TextColumn("{task.description}"),
+        widgets.BarColumn(),
+        widgets.DownloadColumn(),
+        widgets.TransferSpeedColumn(),
+        widgets.TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
+    tasks: dict[str, widgets.TaskID] = {}
+
+    def show(state: Transferred) -> None:
+        if state.label not in tasks:
+            tasks[state.label] = bars.add_task(state.label, total=state.total)
+        bars.update(tasks[state.label], completed=state.done, total=state.total)
+
+    with bars:
+        yield show

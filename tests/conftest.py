@@ -1,0 +1,86 @@
+"""Fixtures every test may use: the real models, the measured data, and a check that nothing is left behind."""
+
+import contextlib
+import gc
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+# Read by torch when it is first imported; worker processes inherit it and share the machine's few cores.
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+LEAK_DEADLINE_SECONDS = 5.0
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def _cached_model(name: str) -> Path:
+    from shoal.engine.sources import SourceError, resolve_model
+
+    try:
+        return resolve_model(name, offline=True).path
+    except SourceError as error:
+        pytest.skip(f"{error}: run `shoal pull {name}` (make test does)")
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The GGUF file of SmolLM2-135M-Instruct."""
+    return _cached_model("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    """The GGUF file of Gemma 3 270M."""
+    return _cached_model("gemma3-270m")
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Measurements and model configs that lie beside the checkout; too large, and not ours, to be in it."""
+    folder = Path(__file__).parents[1].parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"no reference data at {folder}")
+    return folder
+
+
+def _held() -> dict[str, set[str]]:
+    """What this process holds that a test could forget: by kind, named so that a failure says what leaked."""
+    me = psutil.Process()
+    children = {f"{p.pid} {' '.join(_command(p))}" for p in me.children(recursive=True)}
+    sockets = {f"{c.laddr}->{c.raddr} {c.status}" for c in me.net_connections(kind="all") if c.laddr or c.raddr}
+    segments = {p.name for p in SHARED_MEMORY.glob("shoal*")} if SHARED_MEMORY.is_dir() else set()
+    return {"child processes": children, "sockets": sockets, "shared memory segments": segments}
+
+
+def _command(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.Error):
+        return list(process.cmdline())
+    return ["gone"]
+
+
+@pytest.fixture
+def no_leaks() -> Iterator[None]:
+    """Fail the test if it leaves processes, sockets, shared memory or file descriptors behind.
+
+    Request it *before* fixtures that start something, so that it is torn down after them. What is being closed gets
+    a few seconds: sockets and children end asynchronously.
+    """
+    gc.collect()
+    before, files_before = _held(), psutil.Process().num_fds()
+    yield
+    deadline = time.monotonic() + LEAK_DEADLINE_SECONDS
+    while True:
+        gc.collect()
+        after, files_after = _held(), psutil.Process().num_fds()
+        left = {kind: names for kind, held in after.items() if (names := held - before[kind])}
+        if not left and files_after <= files_before:
+            return
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    assert not left, f"left behind: {left}"
+    assert files_after <= files_before, f"{files_after - files_before} file descriptors left open"
