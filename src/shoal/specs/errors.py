@@ -35,3 +35,45 @@ def unknown_name(field: str, name: object, known: Iterable[str]) -> SpecError:
     near = near_names(str(name), names)
     accepted = f"one of {', '.join(near)} (nearest known names)" if near else f"one of {', '.join(names)}"
     return SpecError(field, name, accepted)
+
+
+class InvalidField(SpecError):
+    """A field of a model's config or metadata that is missing or has a value that can't be right."""
+
+    def __init__(self, model: str, field: str, value: object, accepted: str) -> None:
+        super().__init__(f"{model}: {field}", value, accepted)
+        self.model = model
+        text = repr(value)
+        shown = "missing" if value is None else text if len(text) <= 80 else text[:77] + "..."
+        self.args = (f"{model}: {field} is {shown}; accepted: {accepted}",)
+
+
+class UnknownArchitecture(SpecError):
+    """A config whose architecture has no parser; `known` lists those that have one."""
+
+    def __init__(self, model: str, found: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        near = near_names(found, names)
+        super().__init__(f"{model}: architecture", found, "one of " + ", ".join(names))
+        self.known = tuple(names)
+        hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+        self.args = (f"{model}: unknown architecture {found!r}{hint}; known: {', '.join(names)}",)
+
+
+class UnknownModel(SpecError):
+    """A name that is not in the catalog of models."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        near = near_names(name, known)
+        super().__init__("model", name, " or ".join(near) if near else "a name listed by known_models()")
+        self.suggestions = tuple(near)
+        hint = f"did you mean {' or '.join(near)}?" if near else "known_models() lists what there is"
+        self.args = (f"unknown model {name!r}: {hint}",)
+
+
+class UnreadableModel(SpecError):
+    """A file or directory that holds no readable description of a model."""
+
+    def __init__(self, path: object, reason: str) -> None:
+        super().__init__(str(path), reason, "a directory with config.json, a config.json, or a .gguf file")
+        self.args = (f"{path}: {reason}",)

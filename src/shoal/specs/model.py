@@ -6,7 +6,7 @@ its modules from it, the planner counts with it. Both see the same numbers.
 Units: sizes are element counts unless a name ends in `_bytes`. `head_dim` is the width of one query/key head.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
@@ -39,6 +39,8 @@ class RopeSpec:
     long_factor: tuple[float, ...] = ()
     interleaved: bool = False
     """Pairs are neighbours (2i, 2i+1) rather than halves (i, i + dim/2)."""
+    rotated_dim: int | None = None
+    """`proportional` only: channels with a frequency above zero; the frequencies are those of the full `dim`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,17 @@ class QuantizationSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class MtpSpec:
+    """Multi-token-prediction layers that ship with a checkpoint; Transformers drops them and so do all totals."""
+
+    layers: int
+    layer: LayerSpec
+    """Each is one more decoder layer, with a projection of [hidden, embedding] to hidden and two extra norms."""
+    own_embeddings: bool = True
+    """The checkpoint repeats the embedding and the output head for it (DeepSeek-V3)."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     name: str
     architecture: str
@@ -175,3 +188,18 @@ class ModelSpec:
     final_softcap: float | None = None
     logit_scale: float = 1.0
     quantization: QuantizationSpec | None = None
+    mtp: MtpSpec | None = None
+    _hash: int = field(init=False, compare=False, repr=False, default=0)
+
+    def __post_init__(self) -> None:
+        # Counting functions are cached on the spec and called thousands of times a second; hashing a hundred layers
+        # each time would cost more than the counting.
+        values = tuple(getattr(self, f.name) for f in fields(self) if f.compare)
+        object.__setattr__(self, "_hash", hash(values))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[type["ModelSpec"], tuple[object, ...]]:
+        # Strings hash differently in every process, so a pickled spec must compute its hash anew.
+        return ModelSpec, tuple(getattr(self, f.name) for f in fields(self) if f.init)

@@ -1,0 +1,155 @@
+"""Typed access to the fields of a config, so that a wrong value is reported by name and not as a traceback.
+
+A field that is null counts as absent, as it does for most Transformers configs; `stated` tells the two apart.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TypeVar, overload
+
+from shoal.specs.errors import InvalidField
+
+T = TypeVar("T")
+
+# Far above any model, low enough that a corrupt number can't make a reader allocate without end.
+LARGEST_SIZE = 2**32
+MOST_LAYERS = 10_000
+
+
+class Fields:
+    """One mapping of a config. `where` prefixes field names in errors, e.g. `text_config.`."""
+
+    __slots__ = ("_where", "model", "values")
+
+    def __init__(self, values: Mapping[str, object], model: str, where: str = "") -> None:
+        self.values = values
+        self.model = model
+        self._where = where
+
+    def stated(self, key: str) -> bool:
+        """Whether the key is there at all, even if its value is null."""
+        return key in self.values
+
+    def get(self, *keys: str) -> tuple[str, object]:
+        """The first of several spellings that is there and not null, with its value; else (keys[0], None)."""
+        for key in keys:
+            value = self.values.get(key)
+            if value is not None:
+                return key, value
+        return keys[0], None
+
+    def error(self, key: str, value: object, accepted: str) -> InvalidField:
+        return InvalidField(self.model, self._where + key, value, accepted)
+
+    def size(self, *keys: str, default: int | None = None, minimum: int = 1, maximum: int = LARGEST_SIZE) -> int:
+        """An integer in [minimum, maximum]; required unless a default is given."""
+        value = self.optional_size(*keys, minimum=minimum, maximum=maximum)
+        if value is not None:
+            return value
+        if default is None:
+            raise self.error(keys[0], None, _range(minimum, maximum))
+        return default
+
+    def optional_size(self, *keys: str, minimum: int = 1, maximum: int = LARGEST_SIZE) -> int | None:
+        key, value = self.get(*keys)
+        if value is None:
+            return None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise self.error(key, value, _range(minimum, maximum))
+        return value
+
+    @overload
+    def number(self, *keys: str, default: float, positive: bool = True) -> float: ...
+    @overload
+    def number(self, *keys: str, default: None = None, positive: bool = True) -> float | None: ...
+    def number(self, *keys: str, default: float | None = None, positive: bool = True) -> float | None:
+        """A finite number, above zero unless `positive` is off; the default if absent."""
+        key, value = self.get(*keys)
+        if value is None:
+            return default
+        accepted = "a number above 0" if positive else "a finite number"
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise self.error(key, value, accepted)
+        if positive and value <= 0:
+            raise self.error(key, value, accepted)
+        return float(value)
+
+    def required_number(self, *keys: str) -> float:
+        value = self.number(*keys)
+        if value is None:
+            raise self.error(keys[0], None, "a number above 0")
+        return value
+
+    def flag(self, *keys: str, default: bool) -> bool:
+        key, value = self.get(*keys)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.error(key, value, "true or false")
+        return value
+
+    def text(self, *keys: str, default: str = "") -> str:
+        key, value = self.get(*keys)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise self.error(key, value, "a string")
+        return value
+
+    def choice(self, *keys: str, options: Mapping[str, T], default: str) -> T:
+        """The value that one of a few words stands for."""
+        key, value = self.get(*keys)
+        word = default if value is None else value
+        if not isinstance(word, str) or word not in options:
+            raise self.error(key, value, "one of " + ", ".join(sorted(options)))
+        return options[word]
+
+    def words(self, *keys: str) -> tuple[str, ...] | None:
+        key, value = self.get(*keys)
+        if value is None:
+            return None
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise self.error(key, value, "a list of strings")
+        if not all(isinstance(item, str) for item in value):
+            raise self.error(key, value, "a list of strings")
+        return tuple(str(item) for item in value)
+
+    def numbers(self, *keys: str) -> tuple[float, ...] | None:
+        key, value = self.get(*keys)
+        if value is None:
+            return None
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise self.error(key, value, "a list of numbers")
+        numbers = []
+        for item in value:
+            if isinstance(item, bool) or not isinstance(item, int | float) or not math.isfinite(item):
+                raise self.error(key, value, "a list of numbers")
+            numbers.append(float(item))
+        return tuple(numbers)
+
+    def integers(self, *keys: str) -> tuple[int, ...] | None:
+        key, value = self.get(*keys)
+        if value is None:
+            return None
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise self.error(key, value, "a list of integers")
+        if not all(isinstance(item, int) for item in value):
+            raise self.error(key, value, "a list of integers")
+        return tuple(int(item) for item in value)
+
+    def section(self, *keys: str) -> "Fields | None":
+        """A nested mapping, or None where it is absent."""
+        key, value = self.get(*keys)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self.error(key, value, "an object")
+        return Fields(value, self.model, f"{self._where}{key}.")
+
+
+def _range(minimum: int, maximum: int) -> str:
+    return (
+        f"an integer from {minimum} to {maximum}" if maximum < LARGEST_SIZE else f"an integer of {minimum} or more"
+    )
