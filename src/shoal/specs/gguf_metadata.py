@@ -5,13 +5,15 @@ model in Hugging Face's convention; what the converter did to the tensors (Llama
 norm weights plus one) is undone by whoever reads them.
 """
 
+import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shoal.specs.errors import UnknownArchitecture, UnreadableModel
 from shoal.specs.fields import Fields
+from shoal.specs.gguf_header import GgufHeader, LongArray, read_gguf_header
 from shoal.specs.model import AttentionSpec, LayerSpec, ModelSpec, QuantizationSpec, RopeSpec
 from shoal.specs.parse import parse_config
 
@@ -29,60 +31,17 @@ _GEMMA3_PATTERN = 6
 _GEMMA3_27B_LAYERS = 62
 
 
-@dataclass(frozen=True, slots=True)
-class GgufTensor:
-    """One tensor's entry: shape in elements (outermost first), ggml type name, bytes in the file."""
-
-    shape: tuple[int, ...]
-    kind: str
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class GgufMetadata:
-    """The header of a GGUF file.
-
-    `values` holds every scalar and short-array key; of token tables only their length, under `<key>.length`.
-    """
-
-    name: str
-    values: Mapping[str, object]
-    tensors: Mapping[str, GgufTensor]
-    rope_factors: tuple[float, ...] = ()
-    """Per-pair divisors of the rotary frequencies (`rope_freqs.weight`): how llama.cpp stores llama3 scaling."""
-
-
-def read_gguf_metadata(path: str | Path) -> GgufMetadata:
-    """Read the header only; tensor data stay on disk. Raises UnreadableModel for a file that isn't whole GGUF."""
-    from gguf import GGUFReader
-
-    path = Path(path)
-    try:
-        reader = GGUFReader(str(path), "r")
-    except (OSError, ValueError, KeyError, IndexError, OverflowError) as error:
-        raise UnreadableModel(path, f"not a readable GGUF file: {error}") from error
-    values: dict[str, object] = {}
-    for key, field in reader.fields.items():
-        if key.startswith("tokenizer.ggml.") and len(field.types) > 1:
-            values[f"{key}.length"] = len(field.data)
-        elif key != "tokenizer.chat_template":
-            values[key] = field.contents()
-    tensors = {}
-    factors: tuple[float, ...] = ()
-    for tensor in reader.tensors:
-        shape = tuple(int(size) for size in reversed(tensor.shape.tolist()))
-        tensors[tensor.name] = GgufTensor(shape, tensor.tensor_type.name, int(tensor.n_bytes))
-        if tensor.name == "rope_freqs.weight":
-            factors = tuple(float(value) for value in tensor.data.reshape(-1))
-    return GgufMetadata(path.stem, values, tensors, factors)
-
-
 def load_gguf_spec(path: str | Path) -> ModelSpec:
-    return spec_from_gguf(read_gguf_metadata(path))
+    """The model in a GGUF file, llama3 frequency factors included."""
+    header = read_gguf_header(path)
+    return spec_from_gguf(header, _rope_factors(Path(path), header))
 
 
-def spec_from_gguf(metadata: GgufMetadata) -> ModelSpec:
+def spec_from_gguf(metadata: GgufHeader, rope_factors: tuple[float, ...] = ()) -> ModelSpec:
     """The model a GGUF header describes. `dtype` is float32: dequantized weights have no dtype of their own.
+
+    `rope_factors` are the values of the tensor `rope_freqs.weight`, one divisor a rotated pair, where there is one:
+    it is how llama.cpp stores llama3 scaling.
 
     Raises UnknownArchitecture, or InvalidField naming the GGUF key's config.json counterpart.
     """
@@ -92,8 +51,8 @@ def spec_from_gguf(metadata: GgufMetadata) -> ModelSpec:
         raise UnknownArchitecture(metadata.name, arch or "(no general.architecture)", _ARCHITECTURES)
     config = _config(Fields(_strip(metadata.values, arch), metadata.name, f"{arch}."), arch, metadata)
     spec = parse_config(config, metadata.name)
-    if metadata.rope_factors:
-        spec = _with_rope_factors(spec, metadata.rope_factors)
+    if rope_factors:
+        spec = _with_rope_factors(spec, rope_factors)
     return replace(spec, quantization=_quantization(metadata))
 
 
@@ -102,7 +61,7 @@ def _strip(values: Mapping[str, object], arch: str) -> dict[str, object]:
     return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
 
 
-def _config(keys: Fields, arch: str, metadata: GgufMetadata) -> dict[str, object]:
+def _config(keys: Fields, arch: str, metadata: GgufHeader) -> dict[str, object]:
     """The config.json that the metadata amount to."""
     model_type, architecture = _ARCHITECTURES[arch]
     whole = Fields(metadata.values, metadata.name)
@@ -164,14 +123,16 @@ def _rope_scaling(keys: Fields) -> dict[str, object] | None:
     return scaling
 
 
-def _vocab(keys: Fields, metadata: GgufMetadata) -> int:
+def _vocab(keys: Fields, metadata: GgufHeader) -> int:
     embedding = metadata.tensors.get("token_embd.weight")
     if embedding is not None:
         return embedding.shape[0]
     stated = keys.optional_size("vocab_size")
-    tokens = metadata.values.get("tokenizer.ggml.tokens.length")
-    if stated is None and isinstance(tokens, int):
-        return tokens
+    tokens = metadata.values.get("tokenizer.ggml.tokens")
+    if stated is None and isinstance(tokens, LongArray):
+        return tokens.length
+    if stated is None and isinstance(tokens, tuple):
+        return len(tokens)
     if stated is None:
         raise keys.error("vocab_size", None, "an integer, or a tokenizer.ggml.tokens table")
     return stated
@@ -202,7 +163,19 @@ def _with_rope_factors(spec: ModelSpec, factors: tuple[float, ...]) -> ModelSpec
     return replace(spec, layers=layers)
 
 
-def _quantization(metadata: GgufMetadata) -> QuantizationSpec | None:
+def _rope_factors(path: Path, header: GgufHeader) -> tuple[float, ...]:
+    tensor = header.tensors.get("rope_freqs.weight")
+    if tensor is None:
+        return ()
+    if tensor.kind != "F32":
+        raise UnreadableModel(path, f"rope_freqs.weight is of type {tensor.kind}; accepted: F32")
+    with path.open("rb") as file:
+        file.seek(tensor.offset)
+        values: tuple[float, ...] = struct.unpack(f"<{tensor.size_bytes // 4}f", file.read(tensor.size_bytes))
+    return values
+
+
+def _quantization(metadata: GgufHeader) -> QuantizationSpec | None:
     """Mean bits over the quantized tensors, embeddings included; norms are kept in F32."""
     plain = {"F32", "F16", "BF16", "F64"}
     packed = {name: tensor for name, tensor in metadata.tensors.items() if tensor.kind not in plain}
