@@ -27,6 +27,8 @@ class ScheduledSequence(msgspec.Struct, frozen=True, array_like=True):
     """The last row is the newest known token: sample the next one from it."""
     drafts: int = 0
     """How many of the last tokens are speculative drafts to verify."""
+    output: tuple[int, ...] = ()
+    """Only with `reset`: the output so far of a sequence that resumes, for penalties, seeds and grammars."""
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
