@@ -7,6 +7,7 @@
 A finished download is renamed into place, so a reader sees all of it or nothing.
 """
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -111,6 +112,15 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
+def bytes_below(folder: Path) -> int:
+    """Total size of the files below a directory that others may be changing meanwhile."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total
+
+
 def require_space(reference: str, folder: Path, needed_bytes: int) -> None:
     """Raise a SourceError where the file system of `folder` cannot hold `needed_bytes` more."""
     free = shutil.disk_usage(folder).free
@@ -166,7 +176,9 @@ class ModelCache:
                 return f"{path} has sha256 {found} instead of {known.sha256}"
             fresh.append(msgspec.structs.replace(known, mtime_ns=status.st_mtime_ns))
         if tuple(fresh) != stored.manifest.files:
-            self._write_manifest(self.root / key, msgspec.structs.replace(stored.manifest, files=tuple(fresh)))
+            # A cache shared read-only keeps its old times, which costs a checksum at each start.
+            with contextlib.suppress(OSError):
+                self._write_manifest(self.root / key, msgspec.structs.replace(stored.manifest, files=tuple(fresh)))
         return None
 
     @contextmanager
@@ -225,12 +237,7 @@ class ModelCache:
 
     def _write_manifest(self, folder: Path, manifest: Manifest) -> None:
         partial = folder / f".{MANIFEST}.{os.getpid()}"
-        try:
-            partial.write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
-            fsync(partial)
-            partial.replace(folder / MANIFEST)
-            fsync(folder)
-        except PermissionError:
-            # A cache shared read-only: its times stay as they were, which costs a checksum at each start.
-            if not (folder / MANIFEST).exists():
-                raise
+        partial.write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+        fsync(partial)
+        partial.replace(folder / MANIFEST)
+        fsync(folder)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from shoal.engine.sources.cache import Manifest, Stored
+from shoal.engine.sources.errors import SourceError
 from shoal.engine.sources.progress import Progress
 
 Kind = Literal["catalog", "directory", "gguf", "hub", "url"]
@@ -43,9 +44,16 @@ class Source(Protocol):
     def current(self, stored: Stored) -> bool:
         """Whether a stored copy is what `fetch` would bring now. May ask the network. Raises SourceError."""
 
-    def fetch(self, staging: Path, previous: Stored | None, progress: Progress) -> tuple[Path, Manifest]:
+    def fetch(
+        self, staging: Path, previous: Stored | None, progress: Progress, *, offline: bool
+    ) -> tuple[Path, Manifest]:
         """Bring the model into a directory below `staging`; returns it and the manifest to publish it with.
 
         Goes on with what an interrupted attempt left in `staging`. Files of `previous` that are still current may
-        be reused. Raises SourceError.
+        be reused. `offline`: only from what is on this machine. Raises SourceError.
         """
+
+
+def offline_error(reference: str) -> SourceError:
+    """What a source raises that cannot do without the network."""
+    return SourceError(reference, "is not in the cache, and the network may not be used (offline)")

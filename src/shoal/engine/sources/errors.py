@@ -1,13 +1,15 @@
 """The one error a model source raises: names the reference, the fault and what would be accepted."""
 
-import difflib
 from collections.abc import Iterable
 
+from shoal.engine.errors import EngineError
+from shoal.specs.errors import near_names
 
-class SourceError(Exception):
+
+class SourceError(EngineError):
     """A model could not be found, fetched or trusted.
 
-    `reference` is what the caller asked for. `str()` is one sentence fit to be shown to a user.
+    `reference` is what the caller asked for. `str()` is one line fit to be shown to a user.
     """
 
     def __init__(self, reference: str, problem: str, *, hint: str = "") -> None:
@@ -19,5 +21,5 @@ class SourceError(Exception):
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`did you mean 'a' or 'b'?`, or an empty string where nothing known is near."""
-    near = difflib.get_close_matches(name.lower(), sorted(set(known)), n=2, cutoff=0.5)
+    near = near_names(name, known, limit=2)
     return f"did you mean {' or '.join(repr(n) for n in near)}?" if near else ""

@@ -26,10 +26,13 @@ def progress_bars() -> Iterator[Progress]:
     """Bars on stderr: bytes, rate and time left for each label. Plain closing lines where stderr is no terminal."""
     from rich import progress as widgets
     from rich.console import Console
+    from rich.table import Column
 
     bars = widgets.Progress(
-        widgets.TextColumn("{task.description}"),
-        widgets.BarColumn(),
+        widgets.TextColumn(
+            "{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", min_width=20, max_width=44)
+        ),
+        widgets.BarColumn(bar_width=16),
         widgets.DownloadColumn(),
         widgets.TransferSpeedColumn(),
         widgets.TimeRemainingColumn(),

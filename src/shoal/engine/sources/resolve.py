@@ -41,15 +41,15 @@ def resolve_model(
     stored, damage = _usable(cache, source, verify=verify, progress=progress)
     if stored and (offline or not refresh):
         return _local(source, stored)
-    if offline:
-        raise SourceError(reference, damage or "not in the cache, and the network may not be used (offline)")
+    if offline and damage:
+        raise SourceError(reference, damage)
     with cache.lock(source.key, reference, lock_deadline_s, progress) as staging:
         # Another process may have finished while we waited for the lock.
-        stored, _ = _usable(cache, source, verify=verify, progress=progress)
+        stored, _ = _usable(cache, source, verify=verify and stored is None, progress=progress)
         if stored and (not refresh or source.current(stored)):
             return _local(source, stored)
         try:
-            finished, manifest = source.fetch(staging, stored, progress)
+            finished, manifest = source.fetch(staging, stored, progress, offline=offline)
             return _local(source, cache.publish(source.key, finished, manifest))
         except OSError as error:
             raise SourceError(reference, f"could not be written to {cache.root}: {error}") from error

