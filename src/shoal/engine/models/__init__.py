@@ -1,1 +1,6 @@
-"""One file an architecture family: how layers are put together."""
+"""Models assembled from a `ModelSpec`."""
+
+from shoal.engine.models.build import UnsupportedModel, build_model
+from shoal.engine.models.decoder import CausalLM
+
+__all__ = ["CausalLM", "UnsupportedModel", "build_model"]

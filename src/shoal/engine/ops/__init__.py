@@ -1,1 +1,36 @@
-"""The operations a model is made of, each with a plain-torch reference and a place for kernels."""
+"""The operations a model is made of, each with a plain-torch reference and a place for kernels.
+
+The environment variable SHOAL_KERNELS picks an implementation by name when the process starts; else the best that
+runs here is used.
+"""
+
+import os
+from typing import Final
+
+from shoal.engine.ops.kernels import REFERENCE, Kernels, select_kernels
+
+KERNELS: Final = select_kernels(os.environ.get("SHOAL_KERNELS"))
+
+rms_norm = KERNELS.rms_norm
+rope = KERNELS.rope
+silu_mul = KERNELS.silu_mul
+gelu_mul = KERNELS.gelu_mul
+linear = KERNELS.linear
+write_kv = KERNELS.write_kv
+paged_attention = KERNELS.paged_attention
+paged_attention_lse = KERNELS.paged_attention_lse
+
+__all__ = [
+    "KERNELS",
+    "REFERENCE",
+    "Kernels",
+    "gelu_mul",
+    "linear",
+    "paged_attention",
+    "paged_attention_lse",
+    "rms_norm",
+    "rope",
+    "select_kernels",
+    "silu_mul",
+    "write_kv",
+]

@@ -1,1 +1,31 @@
 """Where tensors come from: safetensors and GGUF, streamed tensor by tensor."""
+
+from pathlib import Path
+
+from shoal.engine.weights.checkpoint import SafetensorsSource, open_directory
+from shoal.engine.weights.errors import WeightsError
+from shoal.engine.weights.gguf_file import GgufSource
+from shoal.engine.weights.source import WeightSource
+
+__all__ = ["WeightSource", "WeightsError", "open_weights"]
+
+
+def open_weights(path: Path) -> WeightSource:
+    """A directory of safetensors (or with one GGUF file), one safetensors file, or a GGUF file.
+
+    Headers are checked on opening. Raises WeightsError for what is missing, cut short or of another kind.
+    """
+    if path.is_dir():
+        ggufs = sorted(path.glob("*.gguf"))
+        if ggufs and not any(path.glob("*.safetensors*")):
+            if len(ggufs) > 1:
+                raise WeightsError(f"{len(ggufs)} GGUF files in it; give one of them", file=path)
+            return GgufSource(ggufs[0])
+        return open_directory(path)
+    if not path.is_file():
+        raise WeightsError("no such file or directory", file=path)
+    if path.suffix == ".gguf":
+        return GgufSource(path)
+    if path.suffix == ".safetensors":
+        return SafetensorsSource({path: None})
+    raise WeightsError("accepted: a directory, a .safetensors or a .gguf file", file=path)

@@ -1,0 +1,60 @@
+"""From a `ModelSpec` to a model, or to the reason why not."""
+
+from collections.abc import Iterator
+
+import torch
+
+from shoal.engine.errors import EngineError
+from shoal.engine.models.decoder import CausalLM
+from shoal.engine.models.names import ARCHITECTURES
+from shoal.specs.model import LayerSpec, ModelSpec
+
+
+class UnsupportedModel(EngineError):
+    """A model that Shoal can plan for and that its own engine doesn't run: names what is missing."""
+
+
+def build_model(
+    spec: ModelSpec, dtype: torch.dtype, device: torch.device, max_length: int | None = None
+) -> CausalLM:
+    """The model with uninitialised parameters; `load` fills them.
+
+    `max_length` is the longest sequence that will be served (default: the model's own limit); RoPE kinds that
+    depend on length use it, see `layers.rope`. Raises UnsupportedModel naming what the engine doesn't run.
+    """
+    names = ARCHITECTURES.get(spec.architecture)
+    if names is None:
+        raise UnsupportedModel(
+            f"{spec.name}: the engine doesn't run {spec.architecture}; it runs {', '.join(ARCHITECTURES)}"
+        )
+    if spec.quantization is not None and spec.quantization.method != "gguf":
+        raise UnsupportedModel(
+            f"{spec.name}: the engine doesn't read weights quantized by {spec.quantization.method!r}; "
+            "it reads float32, float16 and bfloat16, and dequantizes GGUF"
+        )
+    for index, layer in enumerate(spec.layers):
+        for feature in _missing(layer):
+            raise UnsupportedModel(f"{spec.name}: layer {index} has {feature}, which the engine doesn't run")
+    return CausalLM(spec, names, max_length or spec.max_position, dtype, device)
+
+
+def _missing(layer: LayerSpec) -> Iterator[str]:
+    attention, ffn = layer.attention, layer.ffn
+    if attention.kind != "gqa":
+        yield f"{attention.kind!r} attention"
+    if attention.chunk is not None:
+        yield "chunked local attention"
+    if attention.qk_norm not in (None, "head"):
+        yield f"a {attention.qk_norm!r} norm of q and k"
+    if attention.sinks:
+        yield "attention sinks"
+    if attention.output_gate:
+        yield "an output gate"
+    if attention.indexer_dim is not None:
+        yield "a sparse-attention indexer"
+    if ffn.kind != "dense":
+        yield "experts"
+    if not ffn.gated:
+        yield "an FFN without a gate"
+    if ffn.activation not in ("silu", "gelu", "gelu_tanh"):
+        yield f"the activation {ffn.activation!r}"

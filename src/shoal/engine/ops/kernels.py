@@ -1,0 +1,97 @@
+"""What an implementation of the ops provides, and which one this process uses."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from shoal.engine.batch import Batch
+from shoal.engine.errors import InvalidOption
+from shoal.engine.kv.cache import LayerKv
+from shoal.engine.ops import reference, reference_attention
+
+
+class PagedAttention(Protocol):
+    def __call__(
+        self,
+        q: Tensor,
+        kv: LayerKv,
+        batch: Batch,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor: ...
+
+
+class PagedAttentionLse(Protocol):
+    def __call__(
+        self,
+        q: Tensor,
+        kv: LayerKv,
+        batch: Batch,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+class Rope(Protocol):
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor: ...
+
+
+class GeluMul(Protocol):
+    def __call__(self, gate_up: Tensor, approximate: str = "tanh") -> Tensor: ...
+
+
+class Linear(Protocol):
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """One implementation of every op; what each computes is said in `reference`.
+
+    An implementation with kernels for some ops only is `dataclasses.replace(REFERENCE, ...)`.
+    """
+
+    name: str
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    rope: Rope
+    silu_mul: Callable[[Tensor], Tensor]
+    gelu_mul: GeluMul
+    linear: Linear
+    write_kv: Callable[[LayerKv, Tensor, Tensor, Tensor], None]
+    paged_attention: PagedAttention
+    paged_attention_lse: PagedAttentionLse
+
+
+REFERENCE = Kernels(
+    name="reference",
+    rms_norm=reference.rms_norm,
+    rope=reference.rope,
+    silu_mul=reference.silu_mul,
+    gelu_mul=reference.gelu_mul,
+    linear=reference.linear,
+    write_kv=reference.write_kv,
+    paged_attention=reference_attention.paged_attention,
+    paged_attention_lse=reference_attention.paged_attention_lse,
+)
+
+# Best first. An entry gives None where it can't run: not built, or not for this processor.
+_CANDIDATES: Mapping[str, Callable[[], Kernels | None]] = {
+    "reference": lambda: REFERENCE,
+}
+
+
+def select_kernels(name: str | None = None) -> Kernels:
+    """The implementation called `name`, or the best that runs here. Raises InvalidOption for one that doesn't."""
+    if name is None:
+        return next(kernels for make in _CANDIDATES.values() if (kernels := make()) is not None)
+    make = _CANDIDATES.get(name)
+    kernels = make() if make else None
+    if kernels is None:
+        raise InvalidOption("SHOAL_KERNELS", name, "one that runs here, of " + ", ".join(_CANDIDATES))
+    return kernels

@@ -1,0 +1,133 @@
+"""Weights in a GGUF file, dequantized and given back the names and layout they have in Hugging Face checkpoints.
+
+llama.cpp's converter (convert_hf_to_gguf.py) changes two things besides names, undone here:
+- q and k rows of the `llama` architecture are permuted, so that rotary pairs become neighbours;
+- norm weights of `gemma3` have one added.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from gguf import GGUFReader, dequantize
+from torch import Tensor
+
+from shoal.engine.weights.errors import WeightsError
+
+_LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)$")
+_LAYER_NAMES: Mapping[str, str] = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+}
+_LLAMA_NORMS: Mapping[str, str] = {"ffn_norm": "post_attention_layernorm"}
+_GEMMA_NORMS: Mapping[str, str] = {
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_TOP_NAMES: Mapping[str, str] = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+# Not weights: llama3 RoPE scaling, which the model spec already has.
+_IGNORED = ("rope_freqs.weight",)
+_NORMS_BY_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
+    "llama": _LLAMA_NORMS,
+    "qwen2": _LLAMA_NORMS,
+    "qwen3": _LLAMA_NORMS,
+    "gemma3": _GEMMA_NORMS,
+}
+
+
+class GgufSource:
+    """The tensors of one GGUF file."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises WeightsError for a file that isn't whole GGUF, or of an architecture without a name table."""
+        self._path = path
+        try:
+            self._reader = GGUFReader(str(path))
+        except (OSError, ValueError, KeyError, IndexError, OverflowError) as error:
+            raise WeightsError(f"not a readable GGUF file, or cut short: {error}", file=path) from error
+        self._architecture = self._text("general.architecture")
+        if self._architecture not in _NORMS_BY_ARCHITECTURE:
+            known = ", ".join(_NORMS_BY_ARCHITECTURE)
+            raise WeightsError(f"architecture {self._architecture!r} is not read; accepted: {known}", file=path)
+        size = path.stat().st_size
+        self._tensors: dict[str, Any] = {}
+        for tensor in self._reader.tensors:
+            end = int(tensor.data_offset) + int(tensor.n_bytes)
+            if end > size:
+                raise WeightsError(f"cut short: {size} bytes, expected {end}", file=path, tensor=tensor.name)
+            if tensor.name not in _IGNORED:
+                self._tensors[self._hf_name(tensor.name)] = tensor
+
+    def names(self) -> Sequence[str]:
+        return list(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        if name not in self._tensors:
+            raise WeightsError("no such tensor", file=self._path, tensor=name)
+        # ggml counts dimensions from the innermost.
+        return tuple(int(size) for size in reversed(self._tensors[name].shape))
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Dequantized to float32."""
+        for name, entry in self._tensors.items():
+            try:
+                values: npt.NDArray[np.float32] = dequantize(entry.data, entry.tensor_type)
+            except NotImplementedError as error:
+                kind = entry.tensor_type.name
+                raise WeightsError(f"type {kind} can't be dequantized", file=self._path, tensor=name) from error
+            # Unquantized data are a view of the read-only map, which torch warns of; nobody writes to them.
+            values = values if values.flags.writeable else values.copy()
+            yield name, self._restored(name, torch.from_numpy(values).view(self.shape(name)))
+
+    def _restored(self, name: str, tensor: Tensor) -> Tensor:
+        if self._architecture == "gemma3" and name.endswith("norm.weight"):
+            return tensor - 1.0
+        if self._architecture == "llama" and ".self_attn.q_proj." in name:
+            return _unpermuted(tensor, self._count("llama.attention.head_count"))
+        if self._architecture == "llama" and ".self_attn.k_proj." in name:
+            fallback = self._count("llama.attention.head_count")
+            return _unpermuted(tensor, self._count("llama.attention.head_count_kv", fallback))
+        return tensor
+
+    def _hf_name(self, name: str) -> str:
+        if name in _TOP_NAMES:
+            return _TOP_NAMES[name]
+        match = _LAYER.match(name)
+        if match is None:
+            return name
+        layer, part, kind = match.groups()
+        mapped = _LAYER_NAMES.get(part) or _NORMS_BY_ARCHITECTURE[self._architecture].get(part)
+        return name if mapped is None else f"model.layers.{layer}.{mapped}.{kind}"
+
+    def _text(self, key: str) -> str:
+        field = self._reader.fields.get(key)
+        return str(field.contents()) if field is not None else ""
+
+    def _count(self, key: str, default: int | None = None) -> int:
+        field = self._reader.fields.get(key)
+        value = default if field is None else field.contents()
+        if not isinstance(value, int) or value < 1:
+            raise WeightsError(f"{key} is {value!r}; accepted: a positive integer", file=self._path)
+        return value
+
+
+def _unpermuted(tensor: Tensor, heads: int) -> Tensor:
+    """Rows of a head from neighbouring pairs (0, d/2, 1, d/2 + 1, …) back to halves."""
+    return tensor.reshape(heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
