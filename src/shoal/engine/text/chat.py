@@ -1,0 +1,130 @@
+"""Render a conversation with the model's own chat template.
+
+A template is code that came with the weights, so it runs in jinja's immutable sandbox. The environment (block
+trimming, loop controls, `raise_exception`, `strftime_now`, a `tojson` that escapes nothing) is the one Hugging Face
+documents for chat templates; a test compares the two renderers. Transformers' own is not used because importing it
+costs more than a second of start-up.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+
+from shoal.engine.text.errors import ChatTemplateError
+
+Message = Mapping[str, Any]
+"""One message in OpenAI's shape: `role`, `content`, and optionally `tool_calls`, `tool_call_id`, `name`."""
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}` marks what training learns from; for serving it is transparent."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    # jinja's own tojson escapes <, >, & and ' for HTML, which a model would read literally.
+    allowed = {k: v for k, v in options.items() if k in ("separators", "sort_keys")}
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **allowed)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+@lru_cache(maxsize=16)
+def _compile(source: str) -> jinja2.Template:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment.from_string(source)
+
+
+def render_chat(
+    source: str,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+    variables: Mapping[str, Any] | None = None,
+) -> str:
+    """The prompt text of a conversation. `variables` adds template variables (`bos_token`, `enable_thinking`, …).
+
+    Raises `ChatTemplateError` with the template's own complaint.
+    """
+    try:
+        return _compile(source).render(
+            messages=[_normalized(i, m) for i, m in enumerate(messages)],
+            tools=list(tools) if tools else None,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+            **(variables or {}),
+        )
+    except ChatTemplateError:
+        raise
+    except jinja2.TemplateSyntaxError as error:
+        raise ChatTemplateError(f"the model's chat template does not parse: {error.message}") from error
+    except jinja2.TemplateError as error:
+        raise ChatTemplateError(f"the model's chat template refuses these messages: {error.message}") from error
+    except Exception as error:
+        # The template is foreign code: a missing key, a wrong type or an overflow raises what Python raises.
+        raise ChatTemplateError(
+            f"the model's chat template failed on these messages: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _normalized(index: int, message: Message) -> dict[str, Any]:
+    """The shape templates expect: text content as one string, tool arguments as an object.
+
+    OpenAI allows content as a list of parts and sends tool arguments as a JSON string; most templates concatenate
+    the content and serialize the arguments themselves.
+    """
+    result = dict(message)
+    content = result.get("content")
+    if content is None:
+        result["content"] = ""
+    elif not isinstance(content, str):
+        result["content"] = _joined_text(index, content)
+    if calls := result.get("tool_calls"):
+        result["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
+    return result
+
+
+def _joined_text(index: int, parts: Any) -> str:
+    texts = []
+    for part in parts if isinstance(parts, Sequence) else [parts]:
+        text = part.get("text") if isinstance(part, Mapping) else part
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise ChatTemplateError(f"messages[{index}].content: a part of type {kind!r} is not text")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _with_parsed_arguments(call: Any) -> Any:
+    if not isinstance(call, Mapping) or not isinstance(function := call.get("function"), Mapping):
+        return call
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except ValueError:
+            return call  # the template gets the string: better than refusing what an earlier answer said
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -1,0 +1,141 @@
+"""The one tokenizer object of a replica: text ↔ token ids, and the chat template."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from shoal.engine.text.chat import Message, render_chat
+from shoal.engine.text.convert import ConvertedTokenizer, TokenizerMeta, converted
+from shoal.engine.text.errors import ChatTemplateError, TokenizerError
+from shoal.engine.text.pieces import TokenPieces
+
+
+class Tokenizer:
+    """A fast tokenizer with what serving needs. Thread-safe: nothing but caches changes after construction."""
+
+    def __init__(self, source: ConvertedTokenizer) -> None:
+        try:
+            self._tokenizer: tokenizers.Tokenizer = tokenizers.Tokenizer.from_str(source.json)
+        except Exception as error:  # the library raises plain `Exception`
+            raise TokenizerError(f"the tokenizer does not load: {error}") from error
+        self._json = source.json
+        self._meta = source.meta
+        self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        self.bos_token_id = source.meta.bos_token_id
+        self.eos_token_ids = source.meta.eos_token_ids
+        self.pieces = TokenPieces(self._tokenizer, source.json)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
+
+    @property
+    def meta(self) -> TokenizerMeta:
+        return self._meta
+
+    @property
+    def json(self) -> str:
+        """The `tokenizers` serialization, for libraries that build on it."""
+        return self._json
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`.
+
+        With `add_special_tokens` the ids the tokenizer puts around a text (usually BOS) come along, but BOS never
+        twice: a text that already begins with it (a rendered chat, a pasted prompt) keeps its own.
+        """
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        bos = self.bos_token_id
+        if add_special_tokens and bos is not None and ids[:2] == [bos, bos]:
+            bare: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+            if bare[:2] != [bos, bos]:
+                del ids[0]
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of whole `ids`; bytes that are no UTF-8 become U+FFFD, ids outside the vocabulary nothing."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token(self, token_id: int) -> str | None:
+        """The vocabulary's own spelling of a token (`Ġhello`, `▁hello`, `<0x0A>`); None outside the vocabulary."""
+        token: str | None = self._tokenizer.id_to_token(token_id)
+        return token
+
+    def token_id(self, token: str) -> int | None:
+        token_id: int | None = self._tokenizer.token_to_id(token)
+        return token_id
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for, context aside: what `logprobs` reports as `bytes`."""
+        return self.pieces[token_id].data
+
+    def token_text(self, token_id: int) -> str:
+        """A token as text of its own; incomplete UTF-8 shows as U+FFFD."""
+        return self.pieces[token_id].data.decode("utf-8", errors="replace")
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._meta.chat_templates)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the template used for a conversation without tools."""
+        return self._template(has_tools=False)
+
+    def _template(self, *, has_tools: bool) -> str | None:
+        templates = self._meta.chat_templates
+        if has_tools and "tool_use" in templates:
+            return templates["tool_use"]
+        return templates.get("default") or next(iter(templates.values()), None)
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+        template: str | None = None,
+    ) -> str:
+        """A conversation as prompt text; `template` replaces the model's own. Raises `ChatTemplateError`."""
+        source = template or self._template(has_tools=bool(tools))
+        if source is None:
+            raise ChatTemplateError(
+                "the model has no chat template: use /v1/completions, or start the server with a chat template"
+            )
+        return render_chat(
+            source,
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            variables={**self._meta.special_tokens, **(variables or {})},
+        )
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+        template: str | None = None,
+    ) -> list[int]:
+        """A conversation as token ids. The template writes its own special tokens, so none are added."""
+        text = self.render_chat(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            variables=variables,
+            template=template,
+        )
+        return self.encode(text, add_special_tokens=False)
+
+
+def load_tokenizer(path: Path, cache_dir: Path | None = None) -> Tokenizer:
+    """The tokenizer of a model directory or GGUF file.
+
+    The first call for a model converts it with Transformers (seconds; Gemma from GGUF up to a minute) and caches
+    the result in `cache_dir`, or beside the model; later calls take well under a second. Raises `TokenizerError`.
+    """
+    return Tokenizer(converted(path, cache_dir))
