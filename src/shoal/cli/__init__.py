@@ -1,5 +1,5 @@
-"""The commands: plan, serve, bench, simulate, calc, doctor, pull. A new one is a file here and a line in `registry`."""
+"""The commands. A new one is a file here and a line in `registry`; `entry` finds and runs it."""
 
-from shoal.cli.main import main
+from shoal.cli.entry import main
 
 __all__ = ["main"]

@@ -21,6 +21,10 @@ def pull(
     list_models: Annotated[
         bool, typer.Option("--list", help="List catalog and cached models, fetch nothing.")
     ] = False,
+    if_missing: Annotated[
+        bool,
+        typer.Option("--if-missing", help="Accept a complete cached copy without asking its source or hashing it."),
+    ] = False,
     offline: Annotated[
         bool, typer.Option("--offline", help="Only verify what is cached; never use the network.")
     ] = False,
@@ -32,7 +36,9 @@ def pull(
         _list(cache_dir)
         return
     with progress_bars() as progress:
-        found = resolve_model(model, cache_dir, offline or None, progress, refresh=True, verify=True)
+        found = resolve_model(
+            model, cache_dir, offline or None, progress, refresh=not if_missing, verify=not if_missing
+        )
     typer.echo(str(found.path))
     checksum = f"sha256 {found.checksum}" if found.checksum else "used in place"
     typer.echo(f"{found.name}: {found.size_bytes / 1e6:,.1f} MB, {checksum}", err=True)

@@ -1,0 +1,67 @@
+# make serve · test · test-slow · test-peers · lint · clean
+#
+# Every target does its own set-up on a fresh clone (virtual environment, packages, model) and skips it when nothing
+# changed: the stamps in .make/ carry a hash of what the installation depends on.
+#
+#   PYTHON       interpreter the environment is made from (3.11 or newer)
+#   TORCH_INDEX  package index to take PyTorch from, e.g. one of CPU-only builds; default: pip's own configuration
+#   MODEL, PORT, PROMPT   what `make serve` serves, where, and what it asks first
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+MODEL ?= smollm2-135m
+PORT ?= 8000
+PROMPT ?= In one sentence, what is a shoal of fish?
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INPUTS := pyproject.toml $(wildcard setup.py) $(sort $(wildcard csrc/* csrc/*/*))
+HASH := $(shell cat $(INPUTS) 2>/dev/null | cksum | tr ' ' '-')
+TORCH := $(shell sed -n 's/^ *"\(torch[<>=][^"]*\)".*/\1/p' pyproject.toml)
+
+.PHONY: serve test test-slow test-peers lint clean models
+.DELETE_ON_ERROR:
+
+serve: .make/serve-$(HASH)
+	$(BIN)/shoal pull --if-missing $(MODEL)
+	exec $(BIN)/shoal serve $(MODEL) --port $(PORT) --demo-prompt "$(PROMPT)"
+
+test: .make/dev-$(HASH) models
+	$(BIN)/python -m pytest -m "not slow and not peers"
+
+test-slow: .make/dev-$(HASH) models
+	$(BIN)/python -m pytest -m "slow and not peers" --timeout 1800
+
+test-peers: .make/dev-$(HASH) models
+	$(BIN)/python -m pytest -m peers --timeout 1800
+
+lint: .make/dev-$(HASH)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+models: .make/dev-$(HASH)
+	$(BIN)/shoal pull --if-missing smollm2-135m
+	$(BIN)/shoal pull --if-missing gemma3-270m
+
+clean:
+	rm -rf .venv .make build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A killed `venv` leaves a python without pip, so the stamp, not the interpreter, says that it is whole.
+.make/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Shoal needs Python 3.11 or newer: make PYTHON=...")'
+	$(PYTHON) -m venv .venv
+	@mkdir -p .make && touch $@
+
+# `dev` includes `serve`.
+.make/serve-$(HASH): .make/venv
+	@test -e .make/dev-$(HASH) || { set -ex; \
+	  $(if $(TORCH_INDEX),$(PIP) install --index-url $(TORCH_INDEX) "$(TORCH)";) \
+	  $(PIP) install --quiet -e ".[serve]"; }
+	@touch $@
+
+.make/dev-$(HASH): .make/venv
+	$(if $(TORCH_INDEX),$(PIP) install --index-url $(TORCH_INDEX) "$(TORCH)")
+	$(PIP) install --quiet -e ".[dev]"
+	@touch $@
