@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Literal
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
-AttentionKind = Literal["gqa", "mla", "linear"]
+AttentionKind = Literal["gqa", "mla", "linear", "compressed"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "situ", "swiglu_oai"]
 RouterScoring = Literal["softmax", "sigmoid", "sqrtsoftplus"]
 
@@ -52,6 +52,35 @@ class MlaSpec:
     qk_nope_dim: int
     qk_rope_dim: int
     v_dim: int
+    norm_eps: float = 1e-6
+    """Of the norms on the two latents, which isn't the model's own (Kimi-K2.5: 1e-6 against 1e-5)."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexerSpec:
+    """The small scorer of sparse attention that picks which `top_k` keys a query sees (DeepSeek-V3.2).
+
+    It caches one key of `dim` a token, or one a compressed entry in DeepSeek-V4.
+    """
+
+    heads: int
+    dim: int
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompressionSpec:
+    """DeepSeek-V4 attention: one latent that is key and value at once, cached for a window of recent tokens, plus
+    one summary of every `ratio` tokens for the rest; low-rank queries and grouped low-rank outputs.
+    """
+
+    q_lora_rank: int
+    o_lora_rank: int
+    o_groups: int
+    ratio: int
+    """Source tokens an entry; 0: the layer has the window only."""
+    overlap: bool = False
+    """Windows of 2 · ratio tokens, a stride of ratio apart (the sparse kind, ratio 4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +90,16 @@ class LinearStateSpec:
     variant: str
     """The family's own name: `gated_delta_net`, `kda`, `lightning`, `mamba2`."""
     state_elements: int
+    """Recurrent state a sequence and layer; kept in float32 (`mamba_ssm_dtype`)."""
     conv_elements: int
+    """Inputs of the short convolution a sequence and layer: kernel - 1 steps of each channel, at the cache's dtype."""
+    key_heads: int = 0
+    value_heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
+    kernel: int = 0
+    gate_rank: int | None = None
+    """Inner width of a low-rank output gate; None: full rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +129,17 @@ class AttentionSpec:
     linear: LinearStateSpec | None = None
     indexer_dim: int | None = None
     """Width of the extra key cached by a sparse-attention indexer (DeepSeek-V3.2 and kin)."""
+    indexer: IndexerSpec | None = None
+    compression: CompressionSpec | None = None
+    value_from_key: bool = False
+    """No value projection: values are the keys before norm and rotation (Gemma 4's full layers)."""
+    value_norm: bool = False
+    """An RMS norm without weight on every value head (Gemma 4)."""
+    value_scale: float = 1.0
+    """Multiplier of the values (MiMo-V2)."""
+    temperature_floor: int | None = None
+    """Llama-4 layers without positions: q is scaled by 1 + scale · ln(1 + ⌊(position + 1) / floor⌋)."""
+    temperature_scale: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +159,15 @@ class RouterSpec:
     bias: bool = False
     softmax_after_top_k: bool = False
     """The softmax is taken over the chosen logits only (gpt-oss)."""
+    group_score: Literal["top2", "max"] = "top2"
+    """A group's score is the sum of its best two (DeepSeek-V3) or its best (V2)."""
+    scale_input: bool = False
+    """The weight multiplies what goes into an expert, not what comes out (Llama-4)."""
+    hashed: bool = False
+    """Experts are looked up by token id in a stored [vocab, top_k] table; scores only weigh them (DeepSeek-V4)."""
+    input_scale: bool = False
+    """The router norms its input, multiplies it by a learned vector and hidden^-0.5, and the chosen weights by a
+    learned scalar an expert (Gemma 4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +184,14 @@ class FfnSpec:
     shared_gate: bool = False
     """The shared expert's output is scaled by a learned sigmoid gate (Qwen2-MoE)."""
     swiglu_limit: float | None = None
+    swiglu_alpha: float = 1.702
+    """`swiglu_oai` only: gate · sigmoid(alpha · gate)."""
+    experts_bias: bool = False
+    """A bias on both projections of every expert (gpt-oss)."""
+    beside_dense: int = 0
+    """Inner width of a dense FFN that runs beside the experts, each branch with norms of its own (Gemma 4)."""
+    latent: int = 0
+    """Experts work on a projection of this width, down before and up after, with a norm (Kimi-K3); 0: on hidden."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +207,8 @@ class NormSpec:
     """Weights are stored as an offset from one (Gemma)."""
     sandwich: bool = False
     """A second norm after attention and after the FFN, before the residual add (Gemma 2/3)."""
+    layer_scalar: bool = False
+    """A layer's output is multiplied by a stored scalar (Gemma 4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +222,8 @@ class QuantizationSpec:
     group: tuple[int, ...] = ()
     excluded: tuple[str, ...] = ()
     """Names or patterns of modules kept at the model's own dtype (`modules_to_not_convert`, `ignore`)."""
+    experts_method: str | None = None
+    """Another method for the routed experts (DeepSeek-V4: fp4 experts in an fp8 checkpoint)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +259,10 @@ class ModelSpec:
     logit_scale: float = 1.0
     quantization: QuantizationSpec | None = None
     mtp: MtpSpec | None = None
+    residual_streams: int = 1
+    """Copies of the residual that hyper-connections mix around every sublayer (DeepSeek-V4)."""
+    residual_attention: int = 0
+    """Sublayers attend over the outputs of earlier blocks of this many layers (Kimi-K3); 0: no."""
     _hash: int = field(init=False, compare=False, repr=False, default=0)
 
     def __post_init__(self) -> None:

@@ -119,6 +119,8 @@ def assemble(
     final_softcap: float | None = None,
     mtp: MtpSpec | None = None,
     outer: Fields | None = None,
+    residual_streams: int = 1,
+    residual_attention: int = 0,
 ) -> ModelSpec:
     """The model around its layers. `outer` is the config a text part is wrapped in and supplies what that omits."""
     around = outer or fields
@@ -143,6 +145,8 @@ def assemble(
         final_softcap=final_softcap,
         quantization=parse_quantization(quantization) if quantization is not None else None,
         mtp=mtp,
+        residual_streams=residual_streams,
+        residual_attention=residual_attention,
     )
 
 
