@@ -11,7 +11,7 @@ MAX_TOKENS = 100_000_000
 
 
 def positive(field: str, value: float, limit: float = math.inf, zero: bool = False) -> float:
-    """The value, if it is a finite number above zero (or zero, if allowed) and at most `limit`; else `SpecError`."""
+    """The value, if it is finite, above zero (or zero, if allowed) and at most `limit`; else `SpecError`."""
     floor = "zero or more" if zero else "a number greater than zero"
     accepted = floor if math.isinf(limit) else f"{floor} and at most {limit:,.0f}"
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -23,7 +23,7 @@ def positive(field: str, value: float, limit: float = math.inf, zero: bool = Fal
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Lengths of inputs or of outputs, in tokens: a log-normal of this mean and standard deviation, cut at `maximum`.
+    """Lengths of inputs or outputs, in tokens: a log-normal of this mean and standard deviation, cut at `maximum`.
 
     A standard deviation of zero means that every request has exactly the mean.
     """

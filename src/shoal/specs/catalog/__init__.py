@@ -1,0 +1,132 @@
+"""The catalogue: what can be bought and run, every figure with its source, date and class.
+
+`load_catalog()` reads the files that ship with Shoal, and then a user's own, which add to them or replace entries
+of the same name. Models are catalogued by `shoal.specs.catalog_model`.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from shoal.specs.catalog.accelerators import read_accelerator, read_price
+from shoal.specs.catalog.engines import EngineMemory, read_engine, version_key
+from shoal.specs.catalog.entries import Entry, read_file
+from shoal.specs.errors import SpecError, unknown_name
+from shoal.specs.hardware import Accelerator, Cluster
+
+__all__ = ["Catalog", "EngineMemory", "load_catalog"]
+
+_SHIPPED = ("accelerators.yaml", "engines.yaml")
+DEFAULT_ENGINE = "vllm"
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """Accelerators, engines' memory constants and clusters, by name."""
+
+    accelerators: Mapping[str, Accelerator]
+    engines: tuple[EngineMemory, ...]
+    clusters: Mapping[str, Cluster]
+
+    def accelerator(self, name: str, field: str = "gpu") -> Accelerator:
+        """The accelerator of this name or alias, whatever the case and whether it has - or _.
+
+        Raises `SpecError` with the near names for one that is unknown.
+        """
+        wanted = _fold(name)
+        for known, accelerator in self.accelerators.items():
+            if wanted in (_fold(known), *(_fold(alias) for alias in accelerator.aliases)):
+                return accelerator
+        raise unknown_name(field, name, self.accelerators)
+
+    def cluster(self, name: str, field: str = "cluster") -> Cluster:
+        """The cluster of this name, from a user's catalogue file."""
+        if name not in self.clusters:
+            raise unknown_name(field, name, self.clusters)
+        return self.clusters[name]
+
+    def engine(self, name: str = DEFAULT_ENGINE, version: str | None = None) -> EngineMemory:
+        """Memory constants of an engine at a version; None: the newest that is known."""
+        known = sorted({entry.engine for entry in self.engines})
+        rows = [entry for entry in self.engines if entry.engine == name.lower()]
+        if not rows:
+            raise unknown_name("engine", name, known)
+        rows.sort(key=lambda entry: version_key(entry.since))
+        if version is None:
+            return rows[-1]
+        wanted = version_key(version)
+        return next((row for row in reversed(rows) if version_key(row.since) <= wanted), rows[0])
+
+
+def _fold(name: str) -> str:
+    return name.lower().replace("-", "_").replace(" ", "_")
+
+
+def load_catalog(extra: Sequence[Path | str] = ()) -> Catalog:
+    """What ships with Shoal, with a user's files on top, later ones over earlier ones.
+
+    Raises `SpecError` naming the file, the entry, the field, the value, and what is accepted.
+    """
+    shipped = _shipped()
+    if not extra:
+        return shipped
+    accelerators = dict(shipped.accelerators)
+    engines = list(shipped.engines)
+    clusters = dict(shipped.clusters)
+    for path in (Path(path) for path in extra):
+        _add(read_file(path, str(path)), accelerators, engines, clusters)
+    return Catalog(MappingProxyType(accelerators), tuple(engines), MappingProxyType(clusters))
+
+
+@functools.cache
+def _shipped() -> Catalog:
+    accelerators: dict[str, Accelerator] = {}
+    engines: list[EngineMemory] = []
+    clusters: dict[str, Cluster] = {}
+    for name in _SHIPPED:
+        _add(read_file(Path(__file__).with_name(name), name), accelerators, engines, clusters)
+    return Catalog(MappingProxyType(accelerators), tuple(engines), MappingProxyType(clusters))
+
+
+def _add(
+    root: Entry, accelerators: dict[str, Accelerator], engines: list[EngineMemory], clusters: dict[str, Cluster]
+) -> None:
+    for name, entry in _entries(root, "accelerators"):
+        accelerators[name] = read_accelerator(name, entry)
+    seen = Catalog(accelerators, (), clusters)
+    for name, entry in _entries(root, "prices"):
+        accelerator = seen.accelerator(name, f"{root.where}: prices")
+        accelerators[accelerator.name] = read_price(accelerator, entry)
+    listed = root.values.get("engines", [])
+    if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
+        raise SpecError(root.field("engines"), listed, "a list of mappings")
+    for index, item in enumerate(listed):
+        added = read_engine(Entry(f"{root.where}: engines[{index}]", item, root.sources))
+        engines[:] = [e for e in engines if (e.engine, e.since) != (added.engine, added.since)]
+        engines.append(added)
+    for name, entry in _entries(root, "clusters"):
+        entry.only("accelerator", "nodes", "devices_per_node")
+        accelerator = seen.accelerator(entry.text("accelerator"), entry.field("accelerator"))
+        nodes = _count(entry, "nodes", None)
+        clusters[name] = Cluster(accelerator, nodes, _count(entry, "devices_per_node", accelerator), name)
+
+
+def _entries(root: Entry, section: str) -> list[tuple[str, Entry]]:
+    found = root.section(section)
+    if found is None:
+        return []
+    names = list(found.values)
+    return [(name, _renamed(found.required_section(name), f"{root.where}: {name}")) for name in names]
+
+
+def _renamed(entry: Entry, where: str) -> Entry:
+    return Entry(where, entry.values, entry.sources)
+
+
+def _count(entry: Entry, field: str, accelerator: Accelerator | None) -> int:
+    value = entry.values.get(field, None if accelerator is None else accelerator.devices_per_node)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1 << 20:
+        raise SpecError(entry.field(field), value, "a whole number, at least 1")
+    return value

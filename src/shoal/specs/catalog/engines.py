@@ -1,0 +1,137 @@
+"""Where an engine's memory goes besides weights and KV, by engine version."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from shoal.specs.catalog.entries import Entry
+from shoal.specs.errors import SpecError
+from shoal.specs.hardware import Figure
+from shoal.specs.units import Dimension
+
+Budget = Literal["total", "free", "reserve"]
+"""total: a fraction of all memory holds weights, activations and KV (vLLM) · free: a fraction of what weights and
+activations leave holds KV (TensorRT-LLM) · reserve: all but a reserve holds weights and KV (SGLang)."""
+
+_NUMBERS: tuple[tuple[str, Dimension | None], ...] = (
+    ("fraction", None),
+    ("sequences", None),
+    ("sequences_large", None),
+    ("tokens", None),
+    ("tokens_large", None),
+    ("large_device", "bytes"),
+    ("activation_per_logit", None),
+    ("activation_per_token", None),
+    ("runtime", "bytes"),
+    ("communicator", "bytes"),
+    ("graphs", "bytes"),
+    ("model_buffers", "bytes"),
+    ("mxfp4_columns", None),
+    ("reserve", "bytes"),
+    ("reserve_per_token", "bytes"),
+    ("reserve_per_sequence", "bytes"),
+    ("reserve_per_rank", "bytes"),
+    ("reserve_floor", "bytes"),
+    ("reserve_floor_device", "bytes"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMemory:
+    """Memory constants of one engine from one version on. Bytes, except where a name says otherwise."""
+
+    engine: str
+    since: str
+    budget: Budget
+    fraction: float
+    """Share of total or of free memory that the engine takes; see `Budget`."""
+    sequences: int
+    """Sequences of a step that the engine provides for by default, on a small device."""
+    tokens: int
+    """Tokens of a step that the engine provides for by default, on a small device."""
+    sequences_large: int
+    tokens_large: int
+    large_device: float
+    """From this much memory on, the `_large` defaults hold."""
+    activation_per_logit: float = 0.0
+    """Bytes for each (sequence of a step x vocabulary entry)."""
+    activation_per_token: float = 0.0
+    """Bytes for each (token of a step x hidden unit)."""
+    runtime: float = 0.0
+    """What the driver and libraries take outside the framework's allocator."""
+    communicator: float = 0.0
+    """Added where a replica has more than one rank."""
+    graphs: float = 0.0
+    """Captured CUDA graphs, where the engine takes them from the budget."""
+    model_buffers: float = 0.0
+    """What a loaded model holds besides its checkpoint's tensors (rotary tables, workspaces)."""
+    mxfp4_columns: int = 1
+    """MXFP4 experts' columns are padded to a multiple of this for the kernels."""
+    reserve: float = 0.0
+    reserve_per_token: float = 0.0
+    reserve_per_sequence: float = 0.0
+    reserve_per_rank: float = 0.0
+    reserve_floor: float = 0.0
+    """The least reserve on devices of `reserve_floor_device` or more."""
+    reserve_floor_device: float = 0.0
+    figures: tuple[tuple[str, Figure], ...] = ()
+
+    def defaults(self, device_bytes: float) -> tuple[int, int]:
+        """(sequences, tokens) of a step that the engine provides for on a device of this size."""
+        if device_bytes >= self.large_device:
+            return self.sequences_large, self.tokens_large
+        return self.sequences, self.tokens
+
+
+def read_engine(entry: Entry) -> EngineMemory:
+    """One entry of an `engines` list; raises `SpecError` as every catalogue reader does."""
+    entry.only("engine", "since", "budget", *(name for name, _ in _NUMBERS))
+    budget = entry.text("budget")
+    if budget not in ("total", "free", "reserve"):
+        raise SpecError(entry.field("budget"), budget, "total, free or reserve")
+    since = entry.text("since")
+    version_key(since, entry.field("since"))
+    figures = {name: f for name, dimension in _NUMBERS if (f := entry.figure(name, dimension)) is not None}
+    for required in ("fraction", "sequences", "tokens"):
+        if required not in figures:
+            raise SpecError(entry.field(required), None, "a figure; this field is required")
+    if figures["fraction"].value > 1:
+        raise SpecError(entry.field("fraction"), figures["fraction"].text, "a share of at most 1")
+
+    def number(name: str, default: float = 0.0) -> float:
+        figure = figures.get(name)
+        return default if figure is None else figure.value
+
+    return EngineMemory(
+        engine=entry.text("engine"),
+        since=since,
+        budget="total" if budget == "total" else "free" if budget == "free" else "reserve",
+        fraction=number("fraction"),
+        sequences=int(number("sequences")),
+        tokens=int(number("tokens")),
+        sequences_large=int(number("sequences_large", number("sequences"))),
+        tokens_large=int(number("tokens_large", number("tokens"))),
+        large_device=number("large_device"),
+        activation_per_logit=number("activation_per_logit"),
+        activation_per_token=number("activation_per_token"),
+        runtime=number("runtime"),
+        communicator=number("communicator"),
+        graphs=number("graphs"),
+        model_buffers=number("model_buffers"),
+        mxfp4_columns=int(number("mxfp4_columns", 1)),
+        reserve=number("reserve"),
+        reserve_per_token=number("reserve_per_token"),
+        reserve_per_sequence=number("reserve_per_sequence"),
+        reserve_per_rank=number("reserve_per_rank"),
+        reserve_floor=number("reserve_floor"),
+        reserve_floor_device=number("reserve_floor_device"),
+        figures=tuple(figures.items()),
+    )
+
+
+def version_key(version: str, field: str = "engine_version") -> tuple[int, ...]:
+    """ "0.19.0" as (0, 19, 0), for comparing; what follows the leading numbers (rc, post) is ignored."""
+    match = re.match(r"v?(\d+(?:\.\d+)*)", version)
+    if match is None:
+        raise SpecError(field, version, "a version that starts with numbers, such as 0.19.0")
+    return tuple(int(part) for part in match[1].split("."))
