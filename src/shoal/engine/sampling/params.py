@@ -1,14 +1,16 @@
 """What a caller may ask of the sampler. Validated at the edge, immutable after, free of torch."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
+
+GuidedKind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
 
 
 class GuidedParams(msgspec.Struct, frozen=True):
     """A constraint on the output; exactly one kind."""
 
-    kind: Literal["json_schema", "json_object", "regex", "choice", "grammar"]
+    kind: GuidedKind
     value: str = ""
     """A JSON schema, a regex, a JSON list of choices, or a Lark grammar."""
 
@@ -40,3 +42,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     guided: GuidedParams | None = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        # People write stop="\n" or stop=["a", "b"]; a plain string must not become a sequence of characters.
+        stop: Any = self.stop
+        if stop is None or isinstance(stop, str | list):
+            strings = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+            msgspec.structs.force_setattr(self, "stop", strings)
+        ids: Any = self.stop_token_ids
+        if ids is None or isinstance(ids, list):
+            msgspec.structs.force_setattr(self, "stop_token_ids", tuple(ids or ()))

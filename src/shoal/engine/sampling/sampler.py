@@ -151,9 +151,10 @@ class Sampler:
     def _is_argmax(self, row: SampleRow) -> bool:
         if not row.sample:
             return not row.prompt_targets
-        sequence = self._live[row.sequence_id]
+        sequence = self._live.get(row.sequence_id)
         return (
-            sequence.plain
+            sequence is not None
+            and sequence.plain
             and sequence.params.logprobs is None
             and not row.prompt_targets
             and not row.drafts
@@ -188,9 +189,13 @@ class Sampler:
         finite: NDArray[np.bool_],
         row: SampleRow,
     ) -> SampledSequence:
+        if row.start == row.stop:
+            return SampledSequence(row.sequence_id, ())
+        sequence = self._live.get(row.sequence_id)
+        if sequence is None:
+            return _failed(row, "the sampler does not know this sequence")
         if not finite[row.start : row.stop].all():
             return _failed(row, _NON_FINITE)
-        sequence = self._live[row.sequence_id]
         top = sequence.params.prompt_logprobs or 0
         prompt_logprobs = tuple(
             token_logprobs(host[row.start + i], target, top) for i, target in enumerate(row.prompt_targets)

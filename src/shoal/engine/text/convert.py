@@ -16,6 +16,8 @@ from typing import Any
 import msgspec
 
 from shoal.engine.text.errors import TokenizerError
+from shoal.specs.errors import UnreadableModel
+from shoal.specs.gguf_header import read_gguf_header
 
 FORMAT = 1
 """Part of the cache key: raise it when the meaning of the cached files changes."""
@@ -163,8 +165,9 @@ def _declared_eos(path: Path) -> list[int]:
             if eos is not None:
                 return [i for i in (eos if isinstance(eos, list) else [eos]) if isinstance(i, int)]
         return []
-    from gguf import GGUFReader
-
-    fields = GGUFReader(str(path)).fields
-    names = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-    return [int(fields[name].contents()) for name in names if name in fields]
+    try:
+        values = read_gguf_header(path).values
+    except UnreadableModel as error:
+        raise TokenizerError(str(error)) from error
+    declared = [values.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
+    return [i for i in declared if isinstance(i, int)]

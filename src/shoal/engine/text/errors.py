@@ -1,7 +1,9 @@
 """What can go wrong between text and tokens, as types a server can turn into an answer."""
 
+from shoal.engine.errors import EngineError
 
-class TextError(Exception):
+
+class TextError(EngineError):
     """Root of the package's errors; the message is fit for a user."""
 
 

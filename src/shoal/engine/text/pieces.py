@@ -37,8 +37,8 @@ def _byte_stand_ins() -> dict[str, int]:
 class TokenPieces:
     """Token id → `Piece`, made on first use. Also says which decoder family the tokenizer is of."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, source: str) -> None:
-        """`source` is the tokenizer's JSON. Raises `TokenizerError` for a decoder of another kind."""
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        """Raises `TokenizerError` for a decoder of another kind."""
         self._tokenizer = tokenizer
         self._stand_ins = _byte_stand_ins()
         self._cache: dict[int, Piece] = {}
@@ -46,7 +46,9 @@ class TokenPieces:
         self._byte_fallback = False
         self.strips_leading_space = False
         """The decoder drops one space at the very start of the text."""
-        self.family: Family = self._read_decoder(json.loads(source).get("decoder"))
+        # Its pickled state is the decoder's JSON; the whole tokenizer's takes a second to parse for 260 k tokens.
+        decoder = tokenizer.decoder
+        self.family: Family = self._read_decoder(json.loads(decoder.__getstate__()) if decoder else None)
 
     def _read_decoder(self, decoder: dict[str, Any] | None) -> Family:
         if decoder is None:

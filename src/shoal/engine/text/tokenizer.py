@@ -25,7 +25,7 @@ class Tokenizer:
         self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self.bos_token_id = source.meta.bos_token_id
         self.eos_token_ids = source.meta.eos_token_ids
-        self.pieces = TokenPieces(self._tokenizer, source.json)
+        self.pieces = TokenPieces(self._tokenizer)
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
 

@@ -1,0 +1,143 @@
+"""The edge's check of sampling parameters: what passes cannot make the sampler fail.
+
+Types are checked too, because a struct built in Python (rather than decoded from JSON) checks none.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol, get_args
+
+from shoal.engine.sampling.errors import InvalidParameter
+from shoal.engine.sampling.params import GuidedKind, GuidedParams, SamplingParams
+from shoal.engine.sampling.random import resolve_seed
+
+__all__ = ["InvalidParameter", "resolve_seed", "validate_params"]
+
+MAX_TEMPERATURE = 100.0
+"""Beyond it every distribution is uniform to float32."""
+REPETITION_PENALTY_RANGE = (0.01, 100.0)
+"""Wider penalties can take a float32 logit out of the finite range."""
+MAX_CHOICES = 128
+MAX_STOPS = 16
+MAX_STOP_CHARS = 1024
+MAX_LOGPROBS = 20
+"""As OpenAI's API allows."""
+MAX_BIASED_TOKENS = 1024
+_INT64 = 1 << 63
+
+
+class GuidedValidator(Protocol):
+    def validate(self, guided: GuidedParams) -> None:
+        """Raises `InvalidParameter` for a constraint that does not compile."""
+
+
+def validate_params(
+    params: SamplingParams,
+    *,
+    vocab_size: int,
+    max_model_len: int,
+    prompt_length: int | None = None,
+    max_logprobs: int = MAX_LOGPROBS,
+    guided: GuidedValidator | None = None,
+) -> None:
+    """Raises `InvalidParameter` naming the first field out of its range, its value, and what would be accepted.
+
+    `vocab_size` is the width of the logits. With `prompt_length`, prompt and `max_tokens` together must fit
+    `max_model_len`. Without `guided`, a constraint is refused: there is nothing to compile it.
+    """
+    _number("temperature", params.temperature, 0, MAX_TEMPERATURE)
+    _integer("top_k", params.top_k, -1, vocab_size, "-1 or 0 (all tokens), or ")
+    _number("top_p", params.top_p, 0, 1, open_low=True)
+    _number("min_p", params.min_p, 0, 1)
+    _number("presence_penalty", params.presence_penalty, -2, 2)
+    _number("frequency_penalty", params.frequency_penalty, -2, 2)
+    _number("repetition_penalty", params.repetition_penalty, *REPETITION_PENALTY_RANGE)
+    _integer("n", params.n, 1, MAX_CHOICES)
+    if params.seed is not None:
+        _integer("seed", params.seed, -_INT64, _INT64 - 1)
+    for name in ("logprobs", "prompt_logprobs"):
+        if (value := getattr(params, name)) is not None:
+            _integer(name, value, 0, min(max_logprobs, vocab_size))
+    for name in (
+        "include_stop_str_in_output",
+        "ignore_eos",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+    ):
+        if not isinstance(value := getattr(params, name), bool):
+            raise InvalidParameter(name, value, "true or false")
+    _lengths(params, max_model_len, prompt_length)
+    _stops(params, vocab_size)
+    _logit_bias(params.logit_bias, vocab_size)
+    _guided(params.guided, guided)
+
+
+def _lengths(params: SamplingParams, max_model_len: int, prompt_length: int | None) -> None:
+    room = max_model_len - (prompt_length or 0)
+    if prompt_length is not None and room < 1:
+        accepted = f"at most {max_model_len - 1} tokens, so that one can follow"
+        raise InvalidParameter("prompt", f"{prompt_length} tokens", accepted)
+    limit = room
+    if params.max_tokens is not None:
+        note = f" (a context of {max_model_len} less a prompt of {prompt_length})" if prompt_length else ""
+        _integer("max_tokens", params.max_tokens, 1, room, after=note)
+        limit = params.max_tokens
+    _integer("min_tokens", params.min_tokens, 0, limit, after=" (max_tokens)" if params.max_tokens else "")
+
+
+def _stops(params: SamplingParams, vocab_size: int) -> None:
+    stops = params.stop
+    if not isinstance(stops, tuple) or len(stops) > MAX_STOPS:
+        raise InvalidParameter("stop", stops, f"at most {MAX_STOPS} strings")
+    for stop in stops:
+        if not isinstance(stop, str) or not 1 <= len(stop) <= MAX_STOP_CHARS:
+            raise InvalidParameter("stop", stop, f"strings of 1 to {MAX_STOP_CHARS} characters")
+    if not isinstance(params.stop_token_ids, tuple):
+        raise InvalidParameter("stop_token_ids", params.stop_token_ids, "a list of token ids")
+    for token in params.stop_token_ids:
+        _integer("stop_token_ids", token, 0, vocab_size - 1, "token ids: ")
+
+
+def _logit_bias(bias: Any, vocab_size: int) -> None:
+    if bias is None:
+        return
+    if not isinstance(bias, dict) or len(bias) > MAX_BIASED_TOKENS:
+        raise InvalidParameter("logit_bias", bias, f"an object of at most {MAX_BIASED_TOKENS} token ids")
+    for token, value in bias.items():
+        _integer("logit_bias", token, 0, vocab_size - 1, "token ids as keys: ")
+        _number(f"logit_bias[{token}]", value, -100, 100)
+
+
+def _guided(constraint: Any, validator: GuidedValidator | None) -> None:
+    if constraint is None:
+        return
+    if not isinstance(constraint, GuidedParams):
+        raise InvalidParameter("guided", constraint, "GuidedParams(kind, value)")
+    kinds = get_args(GuidedKind)
+    if constraint.kind not in kinds:
+        raise InvalidParameter("guided.kind", constraint.kind, f"one of {', '.join(kinds)}")
+    if not isinstance(constraint.value, str):
+        raise InvalidParameter(f"guided.{constraint.kind}", constraint.value, "a string")
+    if validator is None:
+        raise InvalidParameter("guided", constraint.kind, "nothing: this replica has no guided decoding")
+    validator.validate(constraint)
+
+
+def _integer(field: str, value: Any, low: int, high: int, before: str = "", after: str = "") -> None:
+    # bool is an int to Python, but true is no token count.
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        shown_low = 1 if before and low == -1 else low
+        raise InvalidParameter(field, value, f"{before}an integer from {shown_low} to {high}{after}")
+
+
+def _number(field: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
+    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not ok or not low <= value <= high or (open_low and value == low):
+        bound = f"greater than {low:g} and at most" if open_low else f"from {low:g} to"
+        raise InvalidParameter(field, value, f"a number {bound} {high:g}")
+
+
+def validate_token_ids(field: str, ids: Sequence[Any], vocab_size: int) -> None:
+    """Raises `InvalidParameter` for the first id that is no token of the model."""
+    for token in ids:
+        _integer(field, token, 0, vocab_size - 1, "token ids: ")
