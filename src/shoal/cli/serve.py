@@ -1,0 +1,216 @@
+"""`shoal serve MODEL`: one replica behind an OpenAI-compatible endpoint.
+
+Nothing heavy is imported until the command runs: `shoal --help` must stay instant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from shoal.engine.options import EngineOptions
+    from shoal.engine.server.lifecycle import Replica
+    from shoal.engine.server.state import ServerOptions
+
+_FAILED = 1
+_UNUSABLE = 2
+_KV_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def serve(
+    model: Annotated[
+        str, typer.Argument(help="Catalog name, directory, GGUF file, hub id or object-store URL.")
+    ] = "smollm2-135m",
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 opens it to the network.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8000,
+    served_name: Annotated[str | None, typer.Option(help="Model name that clients use.")] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="SHOAL_API_KEY", show_default=False, help="Key that clients must send; better by environment."
+        ),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    kv_memory: Annotated[str | None, typer.Option(help="Memory for keys and values, e.g. 512M or 2G.")] = None,
+    num_blocks: Annotated[int | None, typer.Option(min=2, help="KV blocks, instead of --kv-memory.")] = None,
+    block_size: Annotated[int, typer.Option(help="Tokens a KV block.")] = 16,
+    max_model_len: Annotated[int | None, typer.Option(help="Longest prompt plus output, in tokens.")] = None,
+    max_num_seqs: Annotated[int, typer.Option(help="Most sequences in one step.")] = 64,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Token budget of a step.")] = 512,
+    prefix_caching: Annotated[bool, typer.Option(help="Reuse KV of shared prefixes.")] = True,
+    seed: Annotated[int, typer.Option(help="Seeds requests that bring none.")] = 0,
+    threads: Annotated[int | None, typer.Option(min=1, help="Compute threads.")] = None,
+    cache_dir: Annotated[str | None, typer.Option(help="Where models are kept.")] = None,
+    offline: Annotated[bool, typer.Option(help="Never use the network.")] = False,
+    max_body_mb: Annotated[int, typer.Option(min=1, help="Largest request body, MiB.")] = 16,
+    drain_seconds: Annotated[float, typer.Option(min=0, help="Time for requests in flight on shutdown.")] = 30.0,
+    access_log: Annotated[bool, typer.Option(help="One JSON line a request on standard error.")] = False,
+    demo_prompt: Annotated[
+        str | None, typer.Option(help="When ready, ask this over HTTP, show the answer, and keep serving.")
+    ] = None,
+) -> None:
+    """Serve a model behind an OpenAI-compatible HTTP endpoint."""
+    console = Console(stderr=False, highlight=False)
+    try:
+        from shoal.engine.errors import EngineError, InvalidOption
+        from shoal.engine.options import EngineOptions
+        from shoal.engine.server.state import ServerOptions
+    except ImportError as error:
+        _fail(f"serving needs the extra packages: pip install 'shoal[serve]' ({error})", _UNUSABLE)
+    try:
+        engine = EngineOptions(
+            model=model,
+            served_name=served_name,
+            dtype=_dtype(dtype),
+            device=device,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            kv_memory=_bytes(kv_memory),
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            prefix_caching=prefix_caching,
+            seed=seed,
+            threads=threads,
+            cache_dir=cache_dir,
+            offline=offline,
+        )
+        engine.validate()
+    except InvalidOption as error:
+        _fail(str(error), _UNUSABLE)
+    server = ServerOptions(
+        host=host,
+        port=port,
+        api_key=api_key or None,
+        max_body_bytes=max_body_mb * 2**20,
+        drain_seconds=drain_seconds,
+        access_log=access_log,
+    )
+    _set_up_logging(access_log)
+    try:
+        _run(engine, server, console, demo_prompt)
+    except EngineError as error:
+        _fail(str(error), _FAILED)
+
+
+def _run(engine: EngineOptions, server: ServerOptions, console: Console, demo_prompt: str | None) -> None:
+    from shoal.engine.server.lifecycle import Replica, signals_stop
+    from shoal.engine.server.listening import AddressInUse, bind, url_of
+
+    try:
+        sock = bind(server)
+    except AddressInUse as error:
+        _fail(str(error), _UNUSABLE)
+    url = url_of(sock)
+    name = engine.served_name or default_name(engine.model)
+
+    async def greet(replica: Replica) -> None:
+        show_ready(console, replica, url, server)
+        if demo_prompt is not None:
+            from shoal.cli.demo import ask
+
+            await ask(console, url, name, demo_prompt, server.api_key)
+        console.print("[dim]Ctrl-C stops.[/dim]")
+
+    async def main() -> None:
+        replica = Replica(engine, server, name)
+        with signals_stop(replica), console.status(f"Loading {engine.model} …") as status:
+
+            async def ready(replica: Replica) -> None:
+                status.stop()
+                await greet(replica)
+
+            await replica.run(sock, ready)
+
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(main())
+    console.print("Stopped.")
+
+
+def default_name(model: str) -> str:
+    """The name clients use where none is given: the last part of the reference, without a GGUF ending."""
+    return model.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf") or model
+
+
+def show_ready(console: Console, replica: Replica, url: str, server: ServerOptions) -> None:
+    """Say where the endpoint is, what it holds, and how to ask it something."""
+    engine = replica.engine
+    assert engine is not None
+    blocks, size = engine.stats().kv_total_blocks, engine.options.block_size
+    key = ' -H "Authorization: Bearer $SHOAL_API_KEY"' if server.api_key else ""
+    console.print(f"[bold green]Ready[/bold green]  {url}/v1")
+    console.print(f"  model    {replica.state.model_name}, context {engine.max_model_len:,} tokens")
+    console.print(f"  KV       {blocks * size:,} tokens ({blocks:,} blocks of {size})")
+    console.print(f"  metrics  {url}/metrics   API {url}/openapi.json")
+    console.print("  try      ", end="")
+    console.print(
+        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} "
+        f'-d \'{{"model": "{replica.state.model_name}", '
+        '"messages": [{"role": "user", "content": "Hello!"}]}\'',
+        soft_wrap=True,
+        markup=False,
+    )
+
+
+def _loop_factory() -> Any:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _dtype(text: str) -> Literal["auto", "float32", "bfloat16"]:
+    from shoal.engine.errors import InvalidOption
+    from shoal.engine.options import DTYPES
+
+    for name in ("auto", "float32", "bfloat16"):
+        if text == name:
+            return name  # type: ignore[return-value]
+    raise InvalidOption("dtype", text, "one of " + ", ".join(DTYPES))
+
+
+def _bytes(text: str | None) -> int | None:
+    """`512M`, `2G`, `1.5GiB` or plain bytes."""
+    from shoal.engine.errors import InvalidOption
+
+    if text is None:
+        return None
+    cleaned = text.strip().upper().removesuffix("B").removesuffix("I")
+    unit = cleaned[-1:] if cleaned[-1:] in ("K", "M", "G", "T") else ""
+    try:
+        value = float(cleaned.removesuffix(unit)) * _KV_UNITS[unit]
+        return int(value)
+    except (ValueError, OverflowError):
+        raise InvalidOption("kv_memory", text, "bytes, or a number with K, M, G or T, such as 512M") from None
+
+
+def _set_up_logging(access_log: bool) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger("shoal")
+    root.setLevel(os.environ.get("SHOAL_LOG_LEVEL", "WARNING").upper())
+    root.addHandler(handler)
+    uvicorn = logging.getLogger("uvicorn")
+    uvicorn.addHandler(handler)
+    uvicorn.setLevel(logging.WARNING)
+    if access_log:
+        access = logging.getLogger("shoal.access")
+        access.setLevel(logging.INFO)
+        access.propagate = False
+        lines = logging.StreamHandler(sys.stderr)
+        lines.setFormatter(logging.Formatter("%(message)s"))
+        access.addHandler(lines)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    Console(stderr=True).print(f"[bold red]error[/bold red] {message}", highlight=False, soft_wrap=True)
+    raise typer.Exit(code)

@@ -1,0 +1,155 @@
+"""The routes of one replica."""
+
+import asyncio
+from http import HTTPStatus
+from typing import TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from shoal.engine.server import chat, completions, text
+from shoal.engine.server.bodies import read_json
+from shoal.engine.server.connection import while_connected
+from shoal.engine.server.context import ApiKey, RequestContext, log_access, request_id_of
+from shoal.engine.server.errors import JSON_TYPE, ApiError, error_response
+from shoal.engine.server.openapi import document
+from shoal.engine.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from shoal.engine.server.state import ServerState
+
+T = TypeVar("T", bound=msgspec.Struct)
+_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    id: str
+    created: int
+    max_model_len: int | None
+    object: str = "model"
+    owned_by: str = "shoal"
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    data: list[ModelCard]
+    object: str = "list"
+
+
+class Status(msgspec.Struct, frozen=True):
+    status: str
+    reason: str | None = None
+
+
+def json_response(value: msgspec.Struct, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status_code=status, media_type=JSON_TYPE)
+
+
+class Routes:
+    """The endpoints, bound to one server's state."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._openapi = msgspec.json.encode(document())
+
+    async def _body(self, request: Request, kind: type[T]) -> T:
+        options = self._state.options
+        return await read_json(request, kind, limit=options.max_body_bytes, seconds=options.body_seconds)
+
+    async def chat(self, request: Request) -> ASGIApp:
+        body = await self._body(request, ChatRequest)
+        self._state.check_model(body.model)
+        answer = chat.respond(self._state.engine(), body, request_id_of(request.scope))
+        return await while_connected(request.receive, answer)
+
+    async def completions(self, request: Request) -> ASGIApp:
+        body = await self._body(request, CompletionRequest)
+        self._state.check_model(body.model)
+        answer = completions.respond(self._state.engine(), body, request_id_of(request.scope))
+        return await while_connected(request.receive, answer)
+
+    async def tokenize(self, request: Request) -> ASGIApp:
+        body = await self._body(request, TokenizeRequest)
+        self._state.check_model(body.model)
+        return json_response(await asyncio.to_thread(text.tokenize, self._state.engine(), body))
+
+    async def detokenize(self, request: Request) -> ASGIApp:
+        body = await self._body(request, DetokenizeRequest)
+        self._state.check_model(body.model)
+        return json_response(await asyncio.to_thread(text.detokenize, self._state.engine(), body))
+
+    async def models(self, request: Request) -> ASGIApp:
+        return json_response(ModelList([self._card()]))
+
+    async def model(self, request: Request) -> ASGIApp:
+        self._state.check_model(request.path_params["model"])
+        return json_response(self._card())
+
+    def _card(self) -> ModelCard:
+        limit = self._state.engine().max_model_len if self._state.not_ready is None else None
+        return ModelCard(id=self._state.model_name, created=self._state.created, max_model_len=limit)
+
+    async def health(self, request: Request) -> ASGIApp:
+        return json_response(Status("ok"))
+
+    async def ready(self, request: Request) -> ASGIApp:
+        reason = self._state.not_ready
+        return json_response(Status("ready")) if reason is None else json_response(Status("not_ready", reason), 503)
+
+    async def metrics(self, request: Request) -> ASGIApp:
+        return Response(self._state.metrics.text(), media_type=_PROMETHEUS)
+
+    async def openapi(self, request: Request) -> ASGIApp:
+        return Response(self._openapi, media_type=JSON_TYPE)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        message = f"{request.method} is not allowed here; use {headers.get('Allow', 'another method')}"
+        code = "method_not_allowed"
+    elif error.status_code == HTTPStatus.NOT_FOUND:
+        message, code = f"there is nothing at {request.url.path[:200]}; see /openapi.json", "not_found"
+    else:
+        message, code = HTTPStatus(error.status_code).phrase, "http_error"
+    return error_response(ApiError(error.status_code, message, code=code, headers=headers))
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(error)
+
+
+def build_app(state: ServerState) -> Starlette:
+    """The ASGI application; `state.attach(engine)` may come later, until then it answers 503."""
+    routes = Routes(state)
+    table = [
+        Route("/v1/chat/completions", routes.chat, methods=["POST"]),
+        Route("/v1/completions", routes.completions, methods=["POST"]),
+        Route("/v1/models", routes.models, methods=["GET"]),
+        Route("/v1/models/{model:path}", routes.model, methods=["GET"]),
+        Route("/tokenize", routes.tokenize, methods=["POST"]),
+        Route("/detokenize", routes.detokenize, methods=["POST"]),
+        Route("/health", routes.health, methods=["GET"]),
+        Route("/ready", routes.ready, methods=["GET"]),
+        Route("/metrics", routes.metrics, methods=["GET"]),
+        Route("/openapi.json", routes.openapi, methods=["GET"]),
+    ]
+    context = Middleware(
+        RequestContext,
+        metrics=state.metrics,
+        api_key=ApiKey(state.options.api_key) if state.options.api_key else None,
+        access=log_access if state.options.access_log else None,
+        known_paths=frozenset(route.path for route in table),
+    )
+    app = Starlette(
+        routes=table,
+        middleware=[context],
+        exception_handlers={HTTPException: _http_error, ApiError: _api_error},
+    )
+    app.router.redirect_slashes = False
+    return app

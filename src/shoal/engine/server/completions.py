@@ -1,0 +1,207 @@
+"""`/v1/completions`: prompts as text or token ids, several at once, echoed where asked for."""
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Sequence
+
+from msgspec import UNSET, UnsetType
+from starlette.types import ASGIApp
+
+from shoal.engine.outputs import RequestOutput
+from shoal.engine.request import EngineRequest
+from shoal.engine.server.answers import (
+    Completion,
+    CompletionChoice,
+    CompletionFinish,
+    CompletionLogprobs,
+    PromptLogprobs,
+    Usage,
+)
+from shoal.engine.server.connection import off_loop_if
+from shoal.engine.server.errors import ApiError, bad_value
+from shoal.engine.server.generation import merged, prepare, run
+from shoal.engine.server.logprobs import completion_logprobs, prompt_logprobs
+from shoal.engine.server.parameters import guided_params, sampling_params
+from shoal.engine.server.protocol import CompletionRequest
+from shoal.engine.server.state import Engine
+from shoal.engine.server.streaming import DONE, EventStream, StreamUsage, UsageMode, event, json_answer
+from shoal.policy.batching.plan import TokenLogprobs
+
+_DEFAULT_MAX_TOKENS = 16
+"""OpenAI's default of this endpoint."""
+_MAX_PROMPTS = 1024
+_OFF_LOOP_SIZE = 4096
+"""Prompts above this many characters or ids are prepared in a thread, so that other streams flow on."""
+
+
+async def respond(engine: Engine, body: CompletionRequest, request_id: str) -> ASGIApp:
+    """The answer, or its stream. Every check is done before this returns."""
+    _check(body)
+    prompts = prompts_of(body)
+    size = sum(len(prompt) for prompt in prompts)
+    heavy = size > _OFF_LOOP_SIZE or guided_params(body) is not None
+    requests = await off_loop_if(heavy, lambda: _prepare_all(engine, body, prompts, request_id))
+    answer = _Answer(engine, body, requests, request_id)
+    if body.stream:
+        return EventStream(answer.stream())
+    return json_answer(await answer.whole())
+
+
+def prompts_of(body: CompletionRequest) -> list[str | list[int]]:
+    """The prompts one by one; `ApiError` 400 for a list of mixed kinds."""
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    kinds = {type(item) for item in prompt}
+    if len(kinds) > 1:
+        raise bad_value(
+            "prompt", sorted(kind.__name__ for kind in kinds), "a list holds strings, or ids, or lists of ids"
+        )
+    if kinds == {int}:
+        return [[item for item in prompt if isinstance(item, int)]]
+    if len(prompt) > _MAX_PROMPTS:
+        raise bad_value("prompt", f"{len(prompt)} prompts", f"expected at most {_MAX_PROMPTS}")
+    return [item for item in prompt if not isinstance(item, int)]
+
+
+def _check(body: CompletionRequest) -> None:
+    if body.suffix:
+        raise ApiError(
+            400, "suffix: filling in the middle is not supported", param="suffix", code="unsupported_parameter"
+        )
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise bad_value("best_of", body.best_of, f"candidates are not ranked, so it must equal n ({body.n or 1})")
+    if body.stream_options is not None and not body.stream:
+        raise bad_value("stream_options", "object", "it needs stream=true")
+    if body.max_tokens == 0 and not body.echo:
+        raise bad_value("max_tokens", 0, "expected at least 1, or 0 together with echo=true")
+
+
+def _prepare_all(
+    engine: Engine, body: CompletionRequest, prompts: Sequence[str | list[int]], request_id: str
+) -> list[EngineRequest]:
+    echoed = body.logprobs if body.echo and body.logprobs is not None else None
+    wanted = [k for k in (body.prompt_logprobs, echoed) if k is not None]
+    params = sampling_params(
+        body,
+        # Log-probabilities of an echoed prompt come from a pass over it, which always samples once.
+        max_tokens=_DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1),
+        logprobs=body.logprobs,
+        prompt_logprobs=max(wanted) if wanted else None,
+        guided=guided_params(body),
+    )
+    special = body.add_special_tokens is not False
+    requests = []
+    for place, prompt in enumerate(prompts):
+        name = request_id if len(prompts) == 1 else f"{request_id}-{place}"
+        text = isinstance(prompt, str)
+        tokens = engine.tokenizer.encode(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
+        requests.append(prepare(engine, body, tokens, params, name, text_prompt=text))
+    return requests
+
+
+class _Part:
+    """A piece of one choice: everything of it, or what one output brought."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.tokens: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.prompt: tuple[TokenLogprobs, ...] = ()
+        self.finish: CompletionFinish | None = None
+        self.stop_reason: str | int | None = None
+
+    def add(self, output: RequestOutput, *, generated: bool) -> None:
+        """Take in an output; without `generated` only what it says about the prompt."""
+        self.prompt = output.prompt_logprobs or self.prompt
+        if generated:
+            self.text += output.text
+            self.tokens.extend(output.token_ids)
+            self.logprobs.extend(output.logprobs)
+            self.stop_reason = output.stop_reason
+        if output.finish_reason is not None:
+            self.finish = "stop" if generated and output.finish_reason == "stop" else "length"
+
+
+class _Answer:
+    """One request to the endpoint: `n` choices for each of its prompts, numbered prompt by prompt."""
+
+    def __init__(
+        self, engine: Engine, body: CompletionRequest, requests: Sequence[EngineRequest], request_id: str
+    ) -> None:
+        self._engine = engine
+        self._body = body
+        self._requests = requests
+        self._n = body.n or 1
+        self._id = f"cmpl-{request_id}"
+        self._created = int(time.time())
+        self._generated = body.max_tokens != 0
+        self._usage = StreamUsage(len(requests))
+
+    async def _outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        streams = [run(self._engine, request) for request in self._requests]
+        async with contextlib.aclosing(merged(streams)) as outputs:
+            async for place, output in outputs:
+                self._usage.add(place, output, generated=self._generated)
+                yield place * self._n + output.index, output
+
+    def _completion(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Completion:
+        return Completion(self._id, self._created, self._body.model, choices, usage=usage)
+
+    async def whole(self) -> Completion:
+        parts = [_Part() for _ in range(len(self._requests) * self._n)]
+        async with contextlib.aclosing(self._outputs()) as outputs:
+            async for index, output in outputs:
+                parts[index].add(output, generated=self._generated)
+        choices = [self._choice(index, part, opening=True, offset=0) for index, part in enumerate(parts)]
+        return self._completion(choices, self._usage.total())
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """The events. A choice's first one holds the echoed prompt."""
+        mode = UsageMode.of(self._body.stream_options)
+        offsets: dict[int, int] = {}
+        async with contextlib.aclosing(self._outputs()) as outputs:
+            async for index, output in outputs:
+                part = _Part()
+                part.add(output, generated=self._generated)
+                choice = self._choice(index, part, opening=index not in offsets, offset=offsets.get(index, 0))
+                if not choice.text and choice.finish_reason is None and not part.tokens:
+                    continue
+                shown = choice.logprobs
+                offsets[index] = shown.text_offset[-1] + len(shown.tokens[-1]) if shown and shown.tokens else 0
+                yield event(self._completion([choice], mode.within(self._usage)))
+        if mode.counted:
+            yield event(self._completion([], self._usage.total()))
+        yield DONE
+
+    def _choice(self, index: int, part: _Part, *, opening: bool, offset: int) -> CompletionChoice:
+        body, prompt = self._body, self._requests[index // self._n].prompt
+        echoed = ""
+        if body.echo and opening:
+            echoed = self._engine.tokenizer.decode(
+                prompt, skip_special_tokens=body.skip_special_tokens is not False
+            )
+        return CompletionChoice(
+            index=index,
+            text=echoed + part.text,
+            finish_reason=part.finish,
+            logprobs=self._logprobs(prompt if body.echo and opening else (), part, offset),
+            stop_reason=part.stop_reason,
+            prompt_logprobs=self._prompt_logprobs(part) if opening else UNSET,
+            token_ids=part.tokens if body.return_token_ids else UNSET,
+            prompt_token_ids=list(prompt) if body.return_token_ids and opening else UNSET,
+        )
+
+    def _logprobs(self, echoed: Sequence[int], part: _Part, offset: int) -> CompletionLogprobs | None:
+        top = self._body.logprobs
+        if top is None:
+            return None
+        entries: list[TokenLogprobs | None] = [None, *part.prompt] if echoed else []
+        return completion_logprobs(
+            self._engine.tokenizer, [*echoed, *part.tokens], [*entries, *part.logprobs], top, offset
+        )
+
+    def _prompt_logprobs(self, part: _Part) -> PromptLogprobs | UnsetType:
+        if self._body.prompt_logprobs is None:
+            return UNSET
+        return prompt_logprobs(self._engine.tokenizer, part.prompt)

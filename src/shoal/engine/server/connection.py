@@ -1,0 +1,117 @@
+"""Answers that stop when nobody listens: the client's departure ends the work, at whatever stage.
+
+request ──► work ──────────► response
+             ▲ cancelled
+receive() ───┘ http.disconnect, or a reader that takes nothing for too long
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any, TypeVar
+
+from starlette.types import Receive, Scope, Send
+
+from shoal.engine.server.errors import ApiError, error_json
+
+T = TypeVar("T")
+
+STALL_SECONDS = 120.0
+"""A stream whose reader takes nothing for this long is ended: its blocks are worth more than its patience."""
+
+
+async def off_loop_if(heavy: bool, work: Callable[[], T]) -> T:
+    """Do `work` in a thread where it is heavy: other streams must not wait for a long prompt's tokens."""
+    return await asyncio.to_thread(work) if heavy else work()
+
+
+class ClientGone(Exception):
+    """The client left (or stalled); there is nobody to answer."""
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled if the client leaves first (`ClientGone`).
+
+    Call it when the whole body has been read: from then on `receive` only ever reports the disconnect.
+    """
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        await _end(task, watcher)
+
+
+class EventStream:
+    """A response of server-sent events.
+
+    The status line waits for the first event, so that whatever fails before it has its own HTTP status and can be
+    tried elsewhere. A failure after it becomes an `error` event, and the stream ends without `[DONE]`.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None], *, stall_seconds: float = STALL_SECONDS) -> None:
+        self._events = events
+        self._stall = stall_seconds
+        self._started = False
+        self._sending_since: float | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sender = asyncio.ensure_future(self._run(send))
+        watcher = asyncio.ensure_future(_disconnect(receive))
+        try:
+            while not sender.done() and not watcher.done() and not self._stalled():
+                await asyncio.wait({sender, watcher}, return_when=asyncio.FIRST_COMPLETED, timeout=self._stall / 4)
+            if not sender.done():
+                raise ClientGone
+            sender.result()
+        finally:
+            await _end(sender, watcher)
+
+    def _stalled(self) -> bool:
+        since = self._sending_since
+        return since is not None and time.monotonic() - since > self._stall
+
+    async def _run(self, send: Send) -> None:
+        async with contextlib.aclosing(self._events) as events:
+            try:
+                async for event in events:
+                    await self._send(send, event)
+            except ApiError as error:
+                if not self._started:
+                    raise
+                await self._send(send, b"data: " + error_json(error.body) + b"\n\n")
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, event: bytes) -> None:
+        self._sending_since = time.monotonic()
+        if not self._started:
+            self._started = True
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": 200,
+                    "headers": [
+                        (b"content-type", b"text/event-stream; charset=utf-8"),
+                        (b"cache-control", b"no-cache"),
+                        # Tells nginx not to hold events back.
+                        (b"x-accel-buffering", b"no"),
+                    ],
+                }
+            )
+        await send({"type": "http.response.body", "body": event, "more_body": True})
+        self._sending_since = None
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _end(*tasks: "asyncio.Future[Any]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

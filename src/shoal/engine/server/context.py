@@ -1,0 +1,149 @@
+"""What surrounds every request: its id, the API key, the access log, metrics, and the last net for exceptions."""
+
+import hashlib
+import hmac
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable
+
+import msgspec
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from shoal.engine.server.connection import ClientGone
+from shoal.engine.server.errors import ApiError, error_response, internal_error
+from shoal.engine.server.metrics import ServerMetrics
+
+log = logging.getLogger("shoal.server")
+access_log = logging.getLogger("shoal.access")
+
+_REQUEST_ID = re.compile(r"^[A-Za-z0-9._:\-]{1,128}$")
+_OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/openapi.json"})
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+CLIENT_CLOSED = 499
+"""Status in log and metrics of a request whose client left before the answer (nginx's convention)."""
+
+
+class AccessRecord(msgspec.Struct, frozen=True):
+    """One line of the JSON access log. Never holds a prompt, an answer or a key."""
+
+    time: float
+    request_id: str
+    client: str
+    method: str
+    path: str
+    status: int
+    seconds: float
+    bytes_sent: int
+
+
+def request_id_of(scope: Scope) -> str:
+    """The id given to this request by `RequestContext`."""
+    return str(scope["state"]["request_id"])
+
+
+class ApiKey:
+    """The key clients must send, kept as a digest so that no dump or log can show it."""
+
+    def __init__(self, key: str) -> None:
+        self._digest = hashlib.sha256(key.encode()).digest()
+
+    def __repr__(self) -> str:
+        return "ApiKey(…)"
+
+    def accepts(self, header: bytes) -> bool:
+        """Compare in constant time; `header` is the raw Authorization header."""
+        scheme, _, token = header.partition(b" ")
+        given = hashlib.sha256(token.strip()).digest()
+        return hmac.compare_digest(given, self._digest) and scheme.lower() == b"bearer"
+
+
+class RequestContext:
+    """ASGI middleware, outermost: nothing an inner layer raises gets past it."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        metrics: ServerMetrics,
+        api_key: ApiKey | None,
+        access: Callable[[AccessRecord], None] | None,
+        known_paths: frozenset[str],
+    ) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._api_key = api_key
+        self._access = access
+        self._known = known_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        request_id = given if _REQUEST_ID.match(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+        started, status, sent = time.monotonic(), 0, 0
+
+        async def tagged(message: Message) -> None:
+            nonlocal status, sent
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            elif message["type"] == "http.response.body":
+                sent += len(message.get("body", b""))
+            await send(message)
+
+        self._metrics.http_in_flight.inc()
+        try:
+            self._authorize(scope["path"], headers.get(b"authorization", b""))
+            await self._app(scope, receive, tagged)
+        except ApiError as error:
+            await error_response(error)(scope, receive, tagged)
+        except ClientGone:
+            status = CLIENT_CLOSED
+        except Exception:
+            log.exception("request %s failed: %s %s", request_id, scope["method"], scope["path"])
+            if not status:
+                await error_response(internal_error(request_id))(scope, receive, tagged)
+        finally:
+            self._metrics.http_in_flight.dec()
+            self._record(scope, request_id, status or CLIENT_CLOSED, time.monotonic() - started, sent)
+
+    def _authorize(self, path: str, header: bytes) -> None:
+        if self._api_key is None or path in _OPEN_PATHS or self._api_key.accepts(header):
+            return
+        raise ApiError(
+            401,
+            "a valid API key is required: send `Authorization: Bearer KEY`",
+            kind="authentication_error",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+
+    def _record(self, scope: Scope, request_id: str, status: int, seconds: float, sent: int) -> None:
+        path = scope["path"] if scope["path"] in self._known else "other"
+        method = scope["method"] if scope["method"] in _METHODS else "OTHER"
+        self._metrics.on_http(path, method, status)
+        if self._access is None:
+            return
+        client = scope.get("client")
+        self._access(
+            AccessRecord(
+                time=time.time(),
+                request_id=request_id,
+                client=f"{client[0]}:{client[1]}" if client else "",
+                method=scope["method"],
+                path=scope["path"],
+                status=status,
+                seconds=round(seconds, 6),
+                bytes_sent=sent,
+            )
+        )
+
+
+def log_access(record: AccessRecord) -> None:
+    access_log.info("%s", msgspec.json.encode(record).decode())

@@ -1,0 +1,112 @@
+"""Types of request fields that several endpoints share, with the ranges that do not depend on the model."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+JsonObject = dict[str, Any]
+"""A user's own JSON (a schema, template arguments): passed on, never interpreted here."""
+
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
+"""Top log-probabilities a token, as OpenAI's API allows."""
+MAX_STOPS = 16
+INT64 = 2**63
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """Usage so far in every chunk, not only in the last."""
+    include_obfuscation: bool | None = None
+    """Accepted and ignored: no padding is ever added."""
+
+
+class JsonSchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    schema: JsonObject | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    """Free text."""
+
+
+class JsonObjectFormat(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="json_object"
+):
+    """Any JSON object."""
+
+
+class JsonSchemaResponseFormat(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="json_schema"
+):
+    """JSON that follows a schema."""
+
+    json_schema: JsonSchemaFormat
+
+
+ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaResponseFormat
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A constraint on the output: exactly one of them."""
+
+    json: JsonObject | str | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What `/v1/chat/completions` and `/v1/completions` have in common.
+
+    Every field may be null, which means its default. Ranges that depend on the model or on other fields are
+    checked by `parameters.sampling_params`.
+    """
+
+    model: str
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    temperature: Annotated[float, Meta(ge=0)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: Annotated[int, Meta(ge=-INT64, le=INT64 - 1)] | None = None
+    stop: str | Annotated[list[str], Meta(max_length=MAX_STOPS)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    # Beyond OpenAI's, with vLLM's names.
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonObject | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    """Prefixes are reused only among requests with the same salt."""
+    priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
+    """Lower is served first."""
+    return_token_ids: bool | None = None
+    # OpenAI's own that change nothing here: accepted so that clients work unchanged.
+    user: str | None = None
+    metadata: JsonObject | None = None
+    store: bool | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None

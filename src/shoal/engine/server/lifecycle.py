@@ -1,0 +1,129 @@
+"""From a bound socket to a served model, and back: bind → listen → load → ready → drain → closed.
+
+The socket is bound before the model is loaded, so that a port in use costs a second and not a minute; `/health`
+answers while the model loads, `/ready` once it has.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator
+
+import uvicorn
+
+from shoal.engine.async_engine import AsyncEngine
+from shoal.engine.options import EngineOptions
+from shoal.engine.server.app import build_app
+from shoal.engine.server.state import ServerOptions, ServerState
+
+log = logging.getLogger("shoal.server")
+
+_LAST_WORDS_SECONDS = 5.0
+"""After the engine has ended every request, connections get this long to carry the last events out."""
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without its own signal handlers: the drain comes first."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Replica:
+    """One served model: HTTP server and engine with one life."""
+
+    def __init__(self, engine_options: EngineOptions, options: ServerOptions, model_name: str) -> None:
+        self._engine_options = engine_options
+        self._options = options
+        self.state = ServerState(options, model_name, created=int(time.time()))
+        self.engine: AsyncEngine | None = None
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    def stop(self) -> None:
+        """Drain, then end. Called again: end at once."""
+        if self._stop.is_set():
+            self._hurry.set()
+        self._stop.set()
+
+    async def run(
+        self, sock: socket.socket, on_ready: Callable[["Replica"], Awaitable[None]] | None = None
+    ) -> None:
+        """Serve on `sock` until stopped. Errors of loading the model are raised once the socket is closed again."""
+        config = uvicorn.Config(
+            build_app(self.state),
+            http="httptools",
+            loop="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=int(_LAST_WORDS_SECONDS),
+            backlog=1024,
+        )
+        server = _Server(config)
+        serving = asyncio.ensure_future(server.serve(sockets=[sock]))
+        life = asyncio.ensure_future(self._live(on_ready))
+        try:
+            await asyncio.wait({serving, life}, return_when=asyncio.FIRST_COMPLETED)
+            if life.done():
+                life.result()
+        finally:
+            life.cancel()
+            await asyncio.gather(life, return_exceptions=True)
+            await self._close()
+            server.should_exit = True
+            server.force_exit = self._hurry.is_set()
+            await serving
+            sock.close()
+
+    async def _live(self, on_ready: Callable[["Replica"], Awaitable[None]] | None) -> None:
+        stopped = asyncio.ensure_future(self._stop.wait())
+        try:
+            loading = asyncio.ensure_future(AsyncEngine.start(self._engine_options, observer=self.state.metrics))
+            await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not loading.done():
+                loading.cancel()
+                return
+            self.engine = loading.result()
+            self.state.attach(self.engine)
+            log.info("ready: %s", self.state.model_name)
+            greeting = asyncio.ensure_future(on_ready(self)) if on_ready is not None else None
+            await stopped
+            if greeting is not None:
+                greeting.cancel()
+                await asyncio.gather(greeting, return_exceptions=True)
+        finally:
+            stopped.cancel()
+
+    async def _close(self) -> None:
+        """Let requests in flight end within the deadline, end the rest with a retryable error, free everything."""
+        self.state.draining = True
+        if self.engine is None:
+            return
+        draining = asyncio.ensure_future(self.engine.drain(self._options.drain_seconds))
+        hurry = asyncio.ensure_future(self._hurry.wait())
+        await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (draining, hurry):
+            task.cancel()
+        await asyncio.gather(draining, hurry, return_exceptions=True)
+        await self.engine.close()
+
+
+@contextlib.contextmanager
+def signals_stop(replica: Replica) -> Iterator[None]:
+    """SIGINT and SIGTERM stop `replica`; the second one at once. Main thread of the running loop only."""
+    loop = asyncio.get_running_loop()
+    caught = (signal.SIGINT, signal.SIGTERM)
+    for number in caught:
+        loop.add_signal_handler(number, replica.stop)
+    try:
+        yield
+    finally:
+        for number in caught:
+            loop.remove_signal_handler(number)

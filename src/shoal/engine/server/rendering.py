@@ -1,0 +1,79 @@
+"""A conversation of the API as the token ids of the model's own chat template."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from shoal.engine.server.errors import ApiError
+from shoal.engine.server.fields import JsonObject
+from shoal.engine.server.protocol import ChatMessage, ChatRequest, TokenizeRequest, Tool
+from shoal.engine.text.errors import ChatTemplateError
+from shoal.engine.text.tokenizer import Tokenizer
+
+
+def render_chat(tokenizer: Tokenizer, body: ChatRequest | TokenizeRequest, tools: Sequence[Tool]) -> list[int]:
+    """Token ids of `body.messages`; `ApiError` 400 with the template's complaint if it refuses them."""
+    messages = [_message(message) for message in body.messages or ()]
+    continued = body.continue_final_message is True
+    variables: JsonObject = dict(body.chat_template_kwargs or {})
+    if isinstance(body, ChatRequest) and body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    try:
+        text = tokenizer.render_chat(
+            messages,
+            tools=[_tool(tool) for tool in tools] or None,
+            add_generation_prompt=not continued and body.add_generation_prompt is not False,
+            variables=variables,
+        )
+    except ChatTemplateError as error:
+        raise ApiError(400, str(error), param="messages", code="chat_template_error") from None
+    if continued:
+        text = _cut_after(text, messages[-1])
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def _cut_after(text: str, last: dict[str, Any]) -> str:
+    """Drop what the template puts after the last message, so that the model goes on with it."""
+    content = last.get("content")
+    content = content.strip() if isinstance(content, str) else ""
+    found = text.rfind(content) if content else -1
+    if found < 0:
+        raise ApiError(
+            400,
+            "continue_final_message: the last message needs text content that the chat template shows",
+            param="continue_final_message",
+            code="invalid_value",
+        )
+    return text[: found + len(content)]
+
+
+def _message(message: ChatMessage) -> dict[str, Any]:
+    """What a template may look at: no key that the client left out, for templates ask `is defined`."""
+    plain: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.content is not None and not isinstance(message.content, str):
+        plain["content"] = [
+            {"type": "text", "text": (part.text if part.type == "text" else part.refusal) or ""}
+            for part in message.content
+        ]
+    if message.tool_calls:
+        plain["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": call.function.arguments},
+            }
+            for call in message.tool_calls
+        ]
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            plain[name] = value
+    # Templates know `system`; OpenAI's newer clients send the same thing as `developer`.
+    if message.role == "developer":
+        plain["role"] = "system"
+    return plain
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    function = {k: v for k, v in msgspec.to_builtins(tool.function).items() if v is not None}
+    return {"type": "function", "function": function}

@@ -1,0 +1,106 @@
+"""What the routes share: the engine once it is loaded, the options of the server, and whether it is leaving."""
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
+
+import msgspec
+
+from shoal.engine.outputs import EngineStats, RequestOutput
+from shoal.engine.request import EngineRequest
+from shoal.engine.sampling.params import SamplingParams
+from shoal.engine.server.errors import ApiError, unavailable
+from shoal.engine.server.metrics import ServerMetrics
+from shoal.engine.text.tokenizer import Tokenizer
+
+
+class Engine(Protocol):
+    """What the server asks of an engine; `AsyncEngine` is the one, and a fleet's tests may bring another."""
+
+    @property
+    def model_name(self) -> str: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def healthy(self) -> bool: ...
+    def stats(self) -> EngineStats: ...
+    def prepare(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> EngineRequest:
+        """A request that can be computed, or InvalidRequest. Callable from any thread: it may take a while."""
+
+    def stream(self, request: EngineRequest) -> AsyncGenerator[RequestOutput, None]:
+        """Its outputs as they come; closing the generator aborts it."""
+
+
+class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How the endpoint listens and what it bears."""
+
+    host: str = "127.0.0.1"
+    """Loopback by default: whoever wants the network says so."""
+    port: int = 8000
+    """0: any free port, printed when ready."""
+    api_key: str | None = None
+    max_body_bytes: int = 16 * 1024 * 1024
+    body_seconds: float = 60.0
+    """A body must have arrived within this."""
+    drain_seconds: float = 30.0
+    """Requests in flight get this long to end when the server is told to stop."""
+    access_log: bool = False
+
+    def __repr__(self) -> str:
+        return f"ServerOptions(host={self.host!r}, port={self.port}, api_key={'set' if self.api_key else 'none'})"
+
+
+class ServerState:
+    """Owned by the event loop; only the engine's own thread-safe methods are called from elsewhere."""
+
+    def __init__(self, options: ServerOptions, model_name: str, created: int) -> None:
+        self.options = options
+        self.model_name = model_name
+        self.created = created
+        self.metrics = ServerMetrics(model_name)
+        self.draining = False
+        self._engine: Engine | None = None
+
+    def attach(self, engine: Engine) -> None:
+        """The model is loaded: from now on requests are served."""
+        self._engine = engine
+        self.metrics.watch(engine.stats)
+
+    @property
+    def not_ready(self) -> str | None:
+        """Why requests can't be served now; None: they can."""
+        if self.draining:
+            return "the server is shutting down"
+        if self._engine is None:
+            return "the model is still loading"
+        if not self._engine.healthy:
+            return "the engine has stopped"
+        return None
+
+    def engine(self) -> Engine:
+        """The engine, or `ApiError` 503 that says why there is none."""
+        if (reason := self.not_ready) is not None:
+            code = "shutting_down" if self.draining else "loading" if self._engine is None else "engine_dead"
+            raise unavailable(reason, code)
+        assert self._engine is not None
+        return self._engine
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self.model_name:
+            raise ApiError(
+                404,
+                f"model {name[:200]!r} is not served here; this server has {self.model_name!r}",
+                param="model",
+                code="model_not_found",
+            )

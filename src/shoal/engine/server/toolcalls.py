@@ -1,0 +1,189 @@
+"""How the text of an answer becomes content and tool calls, by `tool_choice`.
+
+none        the text is the content
+auto        the model decides; its family's own format is parsed (engine.text.tools)
+required    a guided JSON list of calls; the text is that list
+one named   the text is the guided JSON of the function's arguments
+"""
+
+import uuid
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import UNSET
+
+from shoal.engine.sampling.params import GuidedParams
+from shoal.engine.server.answers import Delta, FunctionCallOut, FunctionDelta, ToolCallDelta, ToolCallOut
+from shoal.engine.server.errors import ApiError, bad_value
+from shoal.engine.server.protocol import ChatRequest, NamedToolChoice, Tool
+from shoal.engine.server.state import Engine
+
+_NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+class Reader(Protocol):
+    """Turns one choice's text, as it comes, into content and calls."""
+
+    def feed(self, text: str) -> list[Delta]:
+        """What is new for the client after more of the text."""
+
+    def close(self) -> list[Delta]:
+        """What was held back, once the text is complete."""
+
+    @property
+    def called(self) -> bool:
+        """A tool call has been read."""
+
+
+class PlainReader:
+    """All text is content."""
+
+    called = False
+
+    def feed(self, text: str) -> list[Delta]:
+        return [Delta(content=text)] if text else []
+
+    def close(self) -> list[Delta]:
+        return []
+
+
+class NamedReader:
+    """The text is the arguments of one function that the client chose."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.called = False
+
+    def feed(self, text: str) -> list[Delta]:
+        if not text:
+            return []
+        if self.called:
+            return [Delta(tool_calls=[ToolCallDelta(0, FunctionDelta(arguments=text))])]
+        self.called = True
+        return [_opening(0, self._name, text)]
+
+    def close(self) -> list[Delta]:
+        return []
+
+
+class RequiredReader:
+    """The text is a JSON list of calls; it can be taken apart only when it is complete."""
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self.called = False
+
+    def feed(self, text: str) -> list[Delta]:
+        self._text.append(text)
+        return []
+
+    def close(self) -> list[Delta]:
+        text = "".join(self._text)
+        try:
+            calls = msgspec.json.decode(text, type=list[_Call])
+        except msgspec.MsgspecError:
+            # Cut off by max_tokens: what there is goes to the client as it is.
+            return [Delta(content=text)] if text else []
+        self.called = bool(calls)
+        return [_opening(i, call.name, bytes(call.arguments).decode()) for i, call in enumerate(calls)]
+
+
+class _Call(msgspec.Struct, frozen=True):
+    name: str
+    arguments: msgspec.Raw
+
+
+def _opening(index: int, name: str, arguments: str) -> Delta:
+    call = ToolCallDelta(
+        index,
+        FunctionDelta(name=name, arguments=arguments),
+        id=f"call_{uuid.uuid4().hex[:24]}",
+        type="function",
+    )
+    return Delta(tool_calls=[call])
+
+
+def reader_for(engine: Engine, body: ChatRequest) -> Reader:
+    if isinstance(body.tool_choice, NamedToolChoice):
+        return NamedReader(body.tool_choice.function.name)
+    if body.tool_choice == "required":
+        return RequiredReader()
+    return PlainReader()
+
+
+def active_tools(body: ChatRequest) -> list[Tool]:
+    """The tools the model is told of; 400 where choice and tools contradict each other."""
+    tools, choice = body.tools or [], body.tool_choice
+    names = [tool.function.name for tool in tools]
+    if len(set(names)) < len(names):
+        raise bad_value("tools", names, "expected every function name once")
+    if choice in (None, "none", "auto"):
+        return [] if choice == "none" else tools
+    if not tools:
+        raise ApiError(400, "tool_choice needs tools", param="tools", code="missing_required_parameter")
+    if isinstance(choice, NamedToolChoice) and choice.function.name not in names:
+        accepted = "expected one of the tools: " + ", ".join(names)
+        raise bad_value("tool_choice", choice.function.name, accepted)
+    return tools
+
+
+def tool_constraint(body: ChatRequest, tools: Sequence[Tool]) -> GuidedParams | None:
+    """The JSON schema that makes the model call, for `required` and a named function."""
+    choice = body.tool_choice
+    if isinstance(choice, NamedToolChoice):
+        chosen = next(tool for tool in tools if tool.function.name == choice.function.name)
+        return _schema(_arguments(chosen))
+    if choice == "required":
+        calls = [
+            {
+                "type": "object",
+                "properties": {"name": {"const": tool.function.name}, "arguments": _arguments(tool)},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+            for tool in tools
+        ]
+        most = {"maxItems": 1} if body.parallel_tool_calls is False else {}
+        return _schema({"type": "array", "minItems": 1, "items": {"anyOf": calls}, **most})
+    return None
+
+
+def _arguments(tool: Tool) -> dict[str, Any]:
+    return tool.function.parameters or _NO_ARGUMENTS
+
+
+def _schema(schema: dict[str, Any]) -> GuidedParams:
+    return GuidedParams("json_schema", msgspec.json.encode(schema).decode())
+
+
+class Collected:
+    """The deltas of one choice put together again, for an answer that is not streamed."""
+
+    def __init__(self) -> None:
+        self._content: list[str] = []
+        self._calls: dict[int, list[str]] = {}
+        self._names: dict[int, tuple[str, str]] = {}
+
+    def add(self, deltas: Sequence[Delta]) -> None:
+        for delta in deltas:
+            if isinstance(delta.content, str):
+                self._content.append(delta.content)
+            if delta.tool_calls is UNSET:
+                continue
+            for call in delta.tool_calls:
+                if isinstance(call.id, str) and isinstance(call.function.name, str):
+                    self._names[call.index] = (call.id, call.function.name)
+                if isinstance(call.function.arguments, str):
+                    self._calls.setdefault(call.index, []).append(call.function.arguments)
+
+    @property
+    def content(self) -> str:
+        return "".join(self._content)
+
+    def calls(self) -> list[ToolCallOut]:
+        found = []
+        for index in sorted(self._names):
+            identity, name = self._names[index]
+            found.append(ToolCallOut(identity, FunctionCallOut(name, "".join(self._calls.get(index, [])))))
+        return found

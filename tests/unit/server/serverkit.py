@@ -1,0 +1,155 @@
+"""A server on a real socket over an engine that speaks a script: what is tested here is HTTP, not inference.
+
+The script engine keeps the engine's contract (deltas, abort when closed) and counts who is alive, so that a
+request the server forgets to close shows.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+import httpx
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from shoal.engine.errors import InvalidRequest
+from shoal.engine.outputs import EngineStats, RequestOutput
+from shoal.engine.request import EngineRequest
+from shoal.engine.sampling.params import SamplingParams
+from shoal.engine.server.state import ServerState
+from shoal.engine.text.convert import ConvertedTokenizer, TokenizerMeta
+from shoal.engine.text.tokenizer import Tokenizer
+from shoal.policy.batching.plan import TokenLogprobs
+
+TEMPLATE = (
+    "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}"
+    "{% for m in messages %}{% if m.role == 'tool' and not m.tool_call_id %}{{ raise_exception('no id') }}{% endif %}"
+    "<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}[{{ c.function.name }}]{% endfor %}{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token a byte, ids 0 … 255 in byte order, and 256 as end of sequence."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = tokenizers.Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens(["<eos>"])
+    meta = TokenizerMeta({"default": TEMPLATE}, {"eos_token": "<eos>"}, None, (256,))
+    return Tokenizer(ConvertedTokenizer(inner.to_str(), meta))
+
+
+class ScriptEngine:
+    """Answers every request with `answer`, one byte a token; waits for `gate` before the first one."""
+
+    model_name = "script"
+    max_model_len = 1000
+    vocab_size = 257
+
+    def __init__(self) -> None:
+        self.tokenizer = byte_tokenizer()
+        self.healthy = True
+        self.answer = "Hello, wörld!"
+        self.finish_reason = "stop"
+        self.error: str | None = None
+        self.pause = 0.0
+        self.hold_first = False
+        self.live: set[str] = set()
+        self.seen: list[tuple[tuple[int, ...], SamplingParams]] = []
+        self.raises: Exception | None = None
+        self.refuses: InvalidRequest | None = None
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            waiting=0,
+            running=len(self.live),
+            kv_total_blocks=100,
+            kv_used_blocks=25,
+            kv_cached_blocks=5,
+            preemptions=3,
+            prefix_queried_tokens=70,
+            prefix_hit_tokens=30,
+            prompt_tokens=80,
+            generated_tokens=90,
+            steps=11,
+        )
+
+    def prepare(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> EngineRequest:
+        if self.refuses is not None:
+            raise self.refuses
+        return EngineRequest(request_id=request_id, prompt=tuple(prompt), params=params, priority=priority)
+
+    async def stream(self, request: EngineRequest) -> AsyncGenerator[RequestOutput, None]:
+        prompt, params, request_id = request.prompt, request.params, request.request_id
+        assert request_id not in self.live
+        self.seen.append((prompt, params))
+        self.live.add(request_id)
+        try:
+            if self.raises is not None:
+                raise self.raises
+            while self.hold_first:
+                await asyncio.sleep(0.005)
+            for index in range(params.n):
+                async for output in self._answer(tuple(prompt), params, request_id, index):
+                    yield output
+        finally:
+            self.live.discard(request_id)
+
+    async def _answer(
+        self, prompt: tuple[int, ...], params: SamplingParams, request_id: str, index: int
+    ) -> AsyncGenerator[RequestOutput, None]:
+        tokens = self.tokenizer.encode(self.answer)
+        limit = params.max_tokens if params.max_tokens is not None else len(tokens)
+        cut = tokens[:limit]
+        asked = ()
+        if params.prompt_logprobs is not None:
+            asked = tuple(TokenLogprobs((t, 1), (-0.5, -1.5), 1) for t in prompt[1:])
+        shown = ""
+        for place, token in enumerate(cut):
+            await asyncio.sleep(self.pause)
+            text = self.tokenizer.decode(cut[: place + 1])
+            fresh = "" if text.endswith("\ufffd") else text[len(shown) :]
+            shown += fresh
+            last = place == len(cut) - 1
+            yield RequestOutput(
+                request_id=request_id,
+                index=index,
+                text=fresh,
+                token_ids=(token,),
+                logprobs=(TokenLogprobs((token, 65, 66), (-0.25, -1.0, float("-inf")), 1),)
+                if params.logprobs is not None
+                else (),
+                finish_reason=("length" if limit < len(tokens) else self.finish_reason) if last else None,
+                prompt_tokens=len(prompt),
+                cached_tokens=2,
+                prompt_logprobs=asked if place == 0 else (),
+                error=self.error if last else None,
+            )
+
+
+class Served:
+    """A running server: its URL, its state, and the engine behind it."""
+
+    def __init__(self, url: str, state: ServerState, engine: ScriptEngine) -> None:
+        self.url = url
+        self.state = state
+        self.engine = engine
+
+    def client(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=20, trust_env=False)
+
+
+def eventually(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.005)
