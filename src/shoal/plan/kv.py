@@ -1,0 +1,138 @@
+"""KV memory of a sequence, whatever its layers: GQA, MLA, windows, chunks, compressed and linear attention.
+
+A sequence's KV on one device is piecewise linear in its length: each kind of layer adds a rate up to the length at
+which it stops growing. `KvCurve` holds those pieces and inverts them exactly.
+"""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from shoal.specs.errors import SpecError
+from shoal.specs.layout import Layout
+from shoal.specs.model import AttentionSpec, ModelSpec
+
+KV_DTYPE_BYTES: Mapping[str, float] = MappingProxyType(
+    {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "nvfp4": 0.5625}
+)
+"""Bytes of a cached element; nvfp4 carries an fp8 scale for every 16."""
+
+# The sparse-attention indexers of DeepSeek-V3.2 and V4 keep their keys in fp8 with one float32 scale for 128.
+INDEXER_BYTES = 1 + 4 / 128
+
+
+def kv_dtype_bytes(dtype: str, field: str = "kv_dtype") -> float:
+    """Bytes of an element of a cache of this dtype; raises `SpecError` for one that no engine has."""
+    if dtype not in KV_DTYPE_BYTES:
+        raise SpecError(field, dtype, f"one of {', '.join(KV_DTYPE_BYTES)}")
+    return KV_DTYPE_BYTES[dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class KvCurve:
+    """Bytes of one sequence's KV on one device: constant + Σ rate·min(length, cap)."""
+
+    constant: float
+    """Bytes whatever the length (recurrent states)."""
+    pieces: tuple[tuple[float, float], ...]
+    """(bytes a token, length at which it stops growing), caps ascending; the last cap may be infinite."""
+
+    def bytes(self, length: float) -> float:
+        """Bytes of a sequence of `length` tokens."""
+        return self.constant + sum(rate * min(length, cap) for rate, cap in self.pieces)
+
+    @property
+    def rate(self) -> float:
+        """Bytes each token adds as long as no layer has stopped growing."""
+        return sum(rate for rate, _ in self.pieces)
+
+    @property
+    def final_rate(self) -> float:
+        """Bytes each token adds once every bounded layer is full."""
+        return sum(rate for rate, cap in self.pieces if math.isinf(cap))
+
+    def length(self, budget: float) -> float:
+        """The longest sequence, in tokens, that fits in `budget` bytes; 0: none, inf: any."""
+        left = budget - self.constant
+        if left < 0 or not self.pieces:
+            return 0.0 if left < 0 else math.inf
+        rate, reached = self.rate, 0.0
+        for step, cap in self.pieces:
+            needed = rate * (cap - reached)
+            if left < needed or math.isinf(cap):
+                return reached + left / rate
+            left -= needed
+            reached = cap
+            rate -= step
+        return math.inf
+
+
+def curve_of(layers: Sequence[AttentionSpec], tp: int, cp: int, element: float) -> KvCurve:
+    """The curve of these layers on the fullest device of a tp x cp group, with elements of `element` bytes."""
+    constant = 0.0
+    rates: dict[float, float] = {}
+    for attention in layers:
+        fixed, pieces = _layer(attention, tp, element)
+        constant += fixed
+        for rate, cap in pieces:
+            rates[cap] = rates.get(cap, 0.0) + rate / cp
+    return KvCurve(constant, tuple((rates[cap], cap) for cap in sorted(rates)))
+
+
+def _layer(attention: AttentionSpec, tp: int, element: float) -> tuple[float, list[tuple[float, float]]]:
+    """(constant bytes, pieces) of one layer on the rank of a tensor-parallel group that holds most of it."""
+    if attention.linear is not None:
+        linear = attention.linear
+        heads = linear.value_heads or attention.heads
+        # States are dealt out by head, and a float32 state is a constant the cache dtype does not touch.
+        share = -(-heads // min(tp, heads)) / heads
+        return share * (4 * linear.state_elements + element * linear.conv_elements), []
+    cap = min(attention.window or math.inf, attention.chunk or math.inf)
+    if attention.compression is not None:
+        # One latent serves as key and value of all heads, so every rank keeps all of it.
+        ratio = attention.compression.ratio
+        pieces = [(attention.head_dim * element, float(cap))]
+        if ratio:
+            summary = attention.head_dim * element + (attention.indexer_dim or 0) * INDEXER_BYTES
+            pieces.append((summary / ratio, math.inf))
+        return 0.0, pieces
+    if attention.mla is not None:
+        width = attention.mla.kv_lora_rank + attention.mla.qk_rope_dim
+        return 0.0, [(width * element + (attention.indexer_dim or 0) * INDEXER_BYTES, float(cap))]
+    heads = -(-attention.kv_heads // min(tp, attention.kv_heads))
+    return 0.0, [(heads * (attention.head_dim + attention.v_head_dim) * element, float(cap))]
+
+
+def stages(layers: int, pp: int) -> list[range]:
+    """Layers of each pipeline stage. Those left over go to the stages before the last, which has the output head
+    (vLLM's rule, engine version 0.9 and later)."""
+    base, extra = divmod(layers, pp)
+    counts = [base] * pp
+    for index in range(extra):
+        counts[-2 - index if pp > 1 else 0] += 1
+    starts = [sum(counts[:index]) for index in range(pp)]
+    return [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
+
+
+@functools.lru_cache(maxsize=4096)
+def stage_curves(model: ModelSpec, layout: Layout, dtype: str) -> tuple[KvCurve, ...]:
+    """One curve a pipeline stage: KV of one sequence on that stage's fullest device."""
+    element = kv_dtype_bytes(dtype)
+    attention = [layer.attention for layer in model.layers]
+    return tuple(
+        curve_of([attention[index] for index in stage], layout.tp, layout.cp, element)
+        for stage in stages(len(attention), layout.pp)
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def sequence_curve(model: ModelSpec, dtype: str = "bf16") -> KvCurve:
+    """KV of one sequence over all layers, held once: what a hand-off moves."""
+    return curve_of([layer.attention for layer in model.layers], 1, 1, kv_dtype_bytes(dtype))
+
+
+def kv_bytes_per_token(model: ModelSpec, dtype: str = "bf16") -> float:
+    """Bytes a token adds in the layers that keep every token; windows, chunks and states are not in it."""
+    return sequence_curve(model, dtype).final_rate
