@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from shoal.engine.server.lifecycle import Replica
     from shoal.engine.server.state import ServerOptions
 
-_FAILED = 1
-_UNUSABLE = 2
 _KV_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+class MissingExtra(ValueError):
+    """The packages for serving are not installed."""
 
 
 def serve(
@@ -58,34 +60,34 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model behind an OpenAI-compatible HTTP endpoint."""
-    console = Console(stderr=False, highlight=False)
+    console = Console(highlight=False)
     try:
-        from shoal.engine.errors import EngineError, InvalidOption
-        from shoal.engine.options import EngineOptions
-        from shoal.engine.server.state import ServerOptions
+        import starlette  # noqa: F401
+        import torch  # noqa: F401
+        import uvicorn  # noqa: F401
     except ImportError as error:
-        _fail(f"serving needs the extra packages: pip install 'shoal[serve]' ({error})", _UNUSABLE)
-    try:
-        engine = EngineOptions(
-            model=model,
-            served_name=served_name,
-            dtype=_dtype(dtype),
-            device=device,
-            block_size=block_size,
-            num_blocks=num_blocks,
-            kv_memory=_bytes(kv_memory),
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            prefix_caching=prefix_caching,
-            seed=seed,
-            threads=threads,
-            cache_dir=cache_dir,
-            offline=offline,
-        )
-        engine.validate()
-    except InvalidOption as error:
-        _fail(str(error), _UNUSABLE)
+        raise MissingExtra(f"serving needs more packages: pip install 'shoal[serve]' ({error})") from None
+    from shoal.engine.options import EngineOptions
+    from shoal.engine.server.state import ServerOptions
+
+    engine = EngineOptions(
+        model=model,
+        served_name=served_name,
+        dtype=_dtype(dtype),
+        device=device,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        kv_memory=_bytes(kv_memory),
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        prefix_caching=prefix_caching,
+        seed=seed,
+        threads=threads,
+        cache_dir=cache_dir,
+        offline=offline,
+    )
+    engine.validate()
     server = ServerOptions(
         host=host,
         port=port,
@@ -95,25 +97,19 @@ def serve(
         access_log=access_log,
     )
     _set_up_logging(access_log)
-    try:
-        _run(engine, server, console, demo_prompt)
-    except EngineError as error:
-        _fail(str(error), _FAILED)
+    _run(engine, server, console, demo_prompt)
 
 
 def _run(engine: EngineOptions, server: ServerOptions, console: Console, demo_prompt: str | None) -> None:
     from shoal.engine.server.lifecycle import Replica, signals_stop
-    from shoal.engine.server.listening import AddressInUse, bind, url_of
+    from shoal.engine.server.listening import bind, url_of
 
-    try:
-        sock = bind(server)
-    except AddressInUse as error:
-        _fail(str(error), _UNUSABLE)
+    sock = bind(server)
     url = url_of(sock)
     name = engine.served_name or default_name(engine.model)
 
     async def greet(replica: Replica) -> None:
-        show_ready(console, replica, url, server)
+        show_ready(console, replica, url, server, engine.block_size)
         if demo_prompt is not None:
             from shoal.cli.demo import ask
 
@@ -140,11 +136,11 @@ def default_name(model: str) -> str:
     return model.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf") or model
 
 
-def show_ready(console: Console, replica: Replica, url: str, server: ServerOptions) -> None:
+def show_ready(console: Console, replica: Replica, url: str, server: ServerOptions, block_size: int) -> None:
     """Say where the endpoint is, what it holds, and how to ask it something."""
     engine = replica.engine
     assert engine is not None
-    blocks, size = engine.stats().kv_total_blocks, engine.options.block_size
+    blocks, size = engine.stats().kv_total_blocks, block_size
     key = ' -H "Authorization: Bearer $SHOAL_API_KEY"' if server.api_key else ""
     console.print(f"[bold green]Ready[/bold green]  {url}/v1")
     console.print(f"  model    {replica.state.model_name}, context {engine.max_model_len:,} tokens")
@@ -172,10 +168,14 @@ def _dtype(text: str) -> Literal["auto", "float32", "bfloat16"]:
     from shoal.engine.errors import InvalidOption
     from shoal.engine.options import DTYPES
 
-    for name in ("auto", "float32", "bfloat16"):
-        if text == name:
-            return name  # type: ignore[return-value]
-    raise InvalidOption("dtype", text, "one of " + ", ".join(DTYPES))
+    known: dict[str, Literal["auto", "float32", "bfloat16"]] = {
+        "auto": "auto",
+        "float32": "float32",
+        "bfloat16": "bfloat16",
+    }
+    if text not in known:
+        raise InvalidOption("dtype", text, "one of " + ", ".join(DTYPES))
+    return known[text]
 
 
 def _bytes(text: str | None) -> int | None:
@@ -209,8 +209,3 @@ def _set_up_logging(access_log: bool) -> None:
         lines = logging.StreamHandler(sys.stderr)
         lines.setFormatter(logging.Formatter("%(message)s"))
         access.addHandler(lines)
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    Console(stderr=True).print(f"[bold red]error[/bold red] {message}", highlight=False, soft_wrap=True)
-    raise typer.Exit(code)

@@ -143,6 +143,7 @@ def build_app(state: ServerState) -> Starlette:
         RequestContext,
         metrics=state.metrics,
         api_key=ApiKey(state.options.api_key) if state.options.api_key else None,
+        live=state.live,
         access=log_access if state.options.access_log else None,
         known_paths=frozenset(route.path for route in table),
     )

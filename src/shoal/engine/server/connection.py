@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from shoal.engine.server.errors import ApiError, error_json
+from shoal.engine.server.errors import ApiError, error_json, shutting_down
 
 T = TypeVar("T")
 
@@ -68,6 +68,12 @@ class EventStream:
             if not sender.done():
                 raise ClientGone
             sender.result()
+        except asyncio.CancelledError:
+            await _end(sender)
+            if self._started:
+                await self._send(send, b"data: " + error_json(shutting_down().body) + b"\n\n")
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            raise
         finally:
             await _end(sender, watcher)
 

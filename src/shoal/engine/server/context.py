@@ -1,5 +1,6 @@
 """What surrounds every request: its id, the API key, the access log, metrics, and the last net for exceptions."""
 
+import asyncio
 import hashlib
 import hmac
 import logging
@@ -7,13 +8,14 @@ import re
 import time
 import uuid
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal.engine.server.connection import ClientGone
-from shoal.engine.server.errors import ApiError, error_response, internal_error
+from shoal.engine.server.errors import ApiError, error_response, internal_error, shutting_down
 from shoal.engine.server.metrics import ServerMetrics
 
 log = logging.getLogger("shoal.server")
@@ -40,8 +42,8 @@ class AccessRecord(msgspec.Struct, frozen=True):
 
 
 def request_id_of(scope: Scope) -> str:
-    """The id given to this request by `RequestContext`."""
-    return str(scope["state"]["request_id"])
+    """The id of this request for the engine: the client's own (or ours), made unique among live requests."""
+    return f"{scope['state']['request_id']}-{uuid.uuid4().hex[:8]}"
 
 
 class ApiKey:
@@ -70,12 +72,14 @@ class RequestContext:
         metrics: ServerMetrics,
         api_key: ApiKey | None,
         access: Callable[[AccessRecord], None] | None,
+        live: "set[asyncio.Task[Any]]",
         known_paths: frozenset[str],
     ) -> None:
         self._app = app
         self._metrics = metrics
         self._api_key = api_key
         self._access = access
+        self._live = live
         self._known = known_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,6 +102,9 @@ class RequestContext:
             await send(message)
 
         self._metrics.http_in_flight.inc()
+        task = asyncio.current_task()
+        assert task is not None
+        self._live.add(task)
         try:
             self._authorize(scope["path"], headers.get(b"authorization", b""))
             await self._app(scope, receive, tagged)
@@ -105,11 +112,16 @@ class RequestContext:
             await error_response(error)(scope, receive, tagged)
         except ClientGone:
             status = CLIENT_CLOSED
+        except asyncio.CancelledError:
+            # Only the shutdown cancels requests, when their time to end is over (`ServerState.cancel_requests`).
+            if not status:
+                await error_response(shutting_down())(scope, receive, tagged)
         except Exception:
             log.exception("request %s failed: %s %s", request_id, scope["method"], scope["path"])
             if not status:
                 await error_response(internal_error(request_id))(scope, receive, tagged)
         finally:
+            self._live.discard(task)
             self._metrics.http_in_flight.dec()
             self._record(scope, request_id, status or CLIENT_CLOSED, time.monotonic() - started, sent)
 

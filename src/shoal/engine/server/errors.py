@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`, naming the field and what is accepted."""
+"""Errors in OpenAI's shape (`message`, `type`, `param`, `code`), naming the field and what is accepted."""
 
 from collections.abc import Mapping
 
@@ -47,6 +47,10 @@ def bad_value(field: str, value: object, accepted: str) -> ApiError:
 def unavailable(message: str, code: str) -> ApiError:
     """503: this replica can't answer now; another one, or the same one later, can."""
     return ApiError(503, message, kind="service_unavailable_error", code=code, headers={"Retry-After": "1"})
+
+
+def shutting_down() -> ApiError:
+    return unavailable("the server is shutting down", "shutting_down")
 
 
 def internal_error(request_id: str) -> ApiError:

@@ -64,7 +64,7 @@ def _check_length(limit: int, prompt: int, params: SamplingParams, field: str) -
 
 def _invalid(error: InvalidRequest, body: GenerationRequest) -> ApiError:
     field = error.field
-    if field == "guided":
+    if field.split(".", 1)[0] == "guided":
         field = guided_field(body)
     elif isinstance(body, ChatRequest):
         names = {"prompt": "messages", "logprobs": "top_logprobs"}

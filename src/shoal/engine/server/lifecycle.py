@@ -112,6 +112,8 @@ class Replica:
         for task in (draining, hurry):
             task.cancel()
         await asyncio.gather(draining, hurry, return_exceptions=True)
+        self.state.cancel_requests()
+        await self.engine.drain(_LAST_WORDS_SECONDS)
         await self.engine.close()
 
 

@@ -13,6 +13,22 @@ from shoal.engine.server.fields import (
     JsonSchemaResponseFormat,
 )
 
+_PASSED_ON = (
+    "n",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+)
+
 
 def sampling_params(
     body: GenerationRequest,
@@ -36,21 +52,7 @@ def sampling_params(
         "stop_token_ids": tuple(body.stop_token_ids or ()),
         "seed": body.seed,
     }
-    for name in [
-        "n",
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "presence_penalty",
-        "frequency_penalty",
-        "repetition_penalty",
-        "min_tokens",
-        "ignore_eos",
-        "include_stop_str_in_output",
-        "skip_special_tokens",
-        "spaces_between_special_tokens",
-    ]:
+    for name in _PASSED_ON:
         value = getattr(body, name)
         if value is not None:
             given[name] = value

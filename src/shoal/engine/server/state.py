@@ -1,7 +1,8 @@
 """What the routes share: the engine once it is loaded, the options of the server, and whether it is leaving."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -70,12 +71,19 @@ class ServerState:
         self.created = created
         self.metrics = ServerMetrics(model_name)
         self.draining = False
+        self.live: set[asyncio.Task[Any]] = set()
+        """Requests being answered."""
         self._engine: Engine | None = None
 
     def attach(self, engine: Engine) -> None:
         """The model is loaded: from now on requests are served."""
         self._engine = engine
         self.metrics.watch(engine.stats)
+
+    def cancel_requests(self) -> None:
+        """End every request that is still being answered, with an error that says the server goes away."""
+        for task in tuple(self.live):
+            task.cancel()
 
     @property
     def not_ready(self) -> str | None:

@@ -21,7 +21,7 @@ class Detokenized(msgspec.Struct, frozen=True):
 
 
 def tokenize(engine: Engine, body: TokenizeRequest) -> Tokenized:
-    """Token ids of a prompt, or of messages as the chat endpoint renders them; `ApiError` 400 unless exactly one."""
+    """Token ids of a prompt, or of messages as the chat endpoint renders them; 400 unless it is one of the two."""
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "expected either prompt or messages", param="prompt", code="missing_required_parameter")
     if body.prompt is not None:
