@@ -17,6 +17,7 @@ class Command:
 
 COMMANDS: Mapping[str, Command] = MappingProxyType(
     {
+        "serve": Command("shoal.cli.serve:serve", "Serve a model behind an OpenAI-compatible endpoint"),
         "pull": Command("shoal.cli.pull:pull", "Fetch a model into the cache, checksummed"),
         "doctor": Command(
             "shoal.cli.doctor:doctor", "Show what this machine offers: processor, memory, software, models"
