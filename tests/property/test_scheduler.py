@@ -1,13 +1,13 @@
-"""Whatever happens in whatever order, the pool is conserved, no block has two writers, nobody starves, and what comes
-out depends on the request alone. `World` checks all that after every event."""
+"""Whatever happens in whatever order, the pool is conserved, no block has two writers, nobody starves, and what
+comes out depends on the request alone. `World` checks all that after every event."""
 
 import random
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from scheduler_world import VOCAB, World
 
+from scheduler_world import VOCAB, World
 from shoal.policy.batching import Request, SchedulerConfig
 
 STEMS = tuple(tuple((7 * stem + 3 * i * i + i) % VOCAB for i in range(40)) for stem in range(3))
@@ -18,7 +18,7 @@ STEMS = tuple(tuple((7 * stem + 3 * i * i + i) % VOCAB for i in range(40)) for s
 def configs(draw: st.DrawFn) -> SchedulerConfig:
     block_size = draw(st.sampled_from([1, 2, 3, 4, 8]))
     return SchedulerConfig(
-        num_blocks=draw(st.integers(3, 24)) + 40 // block_size,
+        num_blocks=draw(st.sampled_from([2, 4, 9, 24])) + 40 // block_size,
         block_size=block_size,
         max_model_len=draw(st.sampled_from([48, 64, 96])),
         token_budget=draw(st.sampled_from([1, 3, 8, 32, 256])),
@@ -120,6 +120,7 @@ def test_random_schedules(config: SchedulerConfig, seed: int) -> None:
     """Long schedules under load: more than hypothesis can build step by step."""
     rng = random.Random(seed)
     world = World(config)
+    speculates = rng.random() < 0.4
     for _ in range(60):
         world.now += rng.choice([0.0, 0.1, 3.0])
         event = rng.random()
@@ -130,9 +131,9 @@ def test_random_schedules(config: SchedulerConfig, seed: int) -> None:
                 world.add(_with_id(request, len(world.requests)))
         elif event < 0.32 and live:
             world.abort(rng.choice(live))
-        elif event < 0.45 and live:
-            world.propose(rng.choice(live), rng.randint(0, 3), rng.randint(0, 2))
-        elif event < 0.75:
+        elif event < 0.7:
+            for request_id in live if speculates else ():
+                world.propose(request_id, rng.randint(0, 3), rng.randint(0, 2))
             world.submit()
         elif world.flights:
             world.complete(rng.randrange(len(world.flights)))
