@@ -92,7 +92,7 @@ class LinearStateSpec:
     state_elements: int
     """Recurrent state a sequence and layer; kept in float32 (`mamba_ssm_dtype`)."""
     conv_elements: int
-    """Inputs of the short convolution a sequence and layer: kernel - 1 steps of each channel, at the cache's dtype."""
+    """Inputs of the short convolution a sequence and layer: kernel - 1 steps of each channel."""
     key_heads: int = 0
     value_heads: int = 0
     key_dim: int = 0

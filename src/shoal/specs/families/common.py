@@ -143,7 +143,7 @@ def assemble(
         eos_token_ids=_eos(fields, defaults.eos),
         embedding_scale=embedding_scale,
         final_softcap=final_softcap,
-        quantization=parse_quantization(quantization) if quantization is not None else None,
+        quantization=parse_quantization(quantization, around) if quantization is not None else None,
         mtp=mtp,
         residual_streams=residual_streams,
         residual_attention=residual_attention,

@@ -1,0 +1,202 @@
+"""Bytes of weights and of KV cache, before any layout splits them.
+
+A sequence's cache has three kinds of bytes: keys and values (or latents), the keys of sparse-attention indexers,
+and the constant state of linear layers.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from shoal.specs.model import AttentionSpec, ModelSpec, QuantizationSpec
+from shoal.specs.quantization import DTYPE_BYTES, is_excluded, quantization, stored_bytes
+from shoal.specs.tensors import PartSizes, TensorGroup, mtp_groups, part_sizes, tensor_groups
+
+_STATE_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """A tensor group as it lies in memory: how it is stored, and the bytes of one of its tensors."""
+
+    group: TensorGroup
+    method: str
+    """A dtype, or a quantization method."""
+    tensor_bytes: int
+
+    def total(self) -> int:
+        return self.tensor_bytes * self.group.tensors
+
+    def active_total(self) -> int:
+        """Bytes that one token reads, experts not chosen left out."""
+        return self.tensor_bytes * self.group.active * (len(self.group.layers) or 1)
+
+
+def weight_bytes(spec: ModelSpec, method: QuantizationSpec | str | None = None) -> PartSizes:
+    """Bytes of the weights by part.
+
+    Args:
+        method: a quantization, its name, or a dtype's; None: as the checkpoint itself is stored.
+
+    Raises:
+        SpecError: a name that is neither a dtype nor a known method.
+    """
+    return _weight_bytes(spec, _resolved(spec, method))
+
+
+def stored_groups(spec: ModelSpec, method: QuantizationSpec | str | None = None) -> tuple[StoredGroup, ...]:
+    """Every tensor group with its bytes; one that is converted in some layers only is split in two. Cached."""
+    return _stored_groups(spec, _resolved(spec, method), False)
+
+
+def mtp_bytes(spec: ModelSpec, method: QuantizationSpec | str | None = None) -> int:
+    """Bytes of the multi-token-prediction layers, which no other figure includes."""
+    return sum(group.total() for group in _stored_groups(spec, _resolved(spec, method), True))
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayers:
+    """The cache of layers that are alike."""
+
+    layers: tuple[int, ...]
+    kind: str
+    """`full`, `window`, `chunk`, `latent`, `compressed` or `state`."""
+    elements: int
+    """Key and value elements a token and layer (a latent's, where keys and values are one)."""
+    bound: int | None = None
+    """At most this many tokens are kept; None: all."""
+    kv_heads: int | None = None
+    """What tensor parallelism can deal out; None: a latent, which every rank holds whole."""
+    ratio: int = 0
+    """`compressed`: one further entry of `elements` for every `ratio` tokens."""
+    indexer_elements: int = 0
+    """Elements of the indexer's key: one a token, or one a compressed entry."""
+    state_bytes: int = 0
+    """Constant bytes a sequence and layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvBytes:
+    """One sequence's cache, in bytes."""
+
+    attention: float
+    indexer: float
+    state: int
+
+    @property
+    def total(self) -> float:
+        return self.attention + self.indexer + self.state
+
+
+@lru_cache(maxsize=1024)
+def kv_layers(spec: ModelSpec) -> tuple[KvLayers, ...]:
+    """What the layers cache, alike ones together. Cached."""
+    found: dict[KvLayers, list[int]] = {}
+    for index, layer in enumerate(spec.layers):
+        found.setdefault(_kv_of(layer.attention, DTYPE_BYTES[spec.dtype]), []).append(index)
+    return tuple(replace(kind, layers=tuple(indices)) for kind, indices in found.items())
+
+
+def kv_bytes_per_token(spec: ModelSpec, cache_bytes: float = 2.0) -> float:
+    """Bytes that each further token of a long sequence adds, indexers left out.
+
+    Layers with a window or chunk add nothing once it is full, and linear layers never do.
+    GQA: 2 · kv_heads · head_dim · bytes a layer; MLA: (kv_lora_rank + rope width) · bytes.
+    """
+    total = 0.0
+    for kind in kv_layers(spec):
+        if kind.bound is None and kind.kind != "state":
+            total += kind.elements * len(kind.layers)
+        elif kind.ratio:
+            total += kind.elements * len(kind.layers) / kind.ratio
+    return total * cache_bytes
+
+
+def kv_bytes(spec: ModelSpec, context: int, cache_bytes: float = 2.0) -> KvBytes:
+    """One sequence's cache at a context length, in bytes.
+
+    Args:
+        context: tokens in the cache.
+        cache_bytes: of one cached element: 2 for bf16, 1 for fp8.
+    """
+    attention = indexer = 0
+    state = 0
+    for kind in kv_layers(spec):
+        count = len(kind.layers)
+        kept = context if kind.bound is None else min(context, kind.bound)
+        entries = context // kind.ratio if kind.ratio else 0
+        attention += count * kind.elements * (kept + entries)
+        indexer += count * kind.indexer_elements * (entries if kind.ratio else context)
+        state += count * kind.state_bytes
+    return KvBytes(attention * cache_bytes, indexer * cache_bytes, state)
+
+
+def _kv_of(attention: AttentionSpec, dtype_bytes: int) -> KvLayers:
+    if attention.linear is not None:
+        state = attention.linear
+        constant = state.state_elements * _STATE_BYTES + state.conv_elements * dtype_bytes
+        return KvLayers((), "state", 0, kv_heads=attention.kv_heads, state_bytes=constant)
+    index = attention.indexer.dim if attention.indexer is not None else 0
+    if attention.mla is not None:
+        return KvLayers(
+            (), "latent", attention.mla.kv_lora_rank + attention.mla.qk_rope_dim, indexer_elements=index
+        )
+    if attention.compression is not None:
+        ratio = attention.compression.ratio
+        kind = "compressed" if ratio else "window"
+        return KvLayers((), kind, attention.head_dim, attention.window, ratio=ratio, indexer_elements=index)
+    elements = attention.kv_heads * (attention.head_dim + attention.v_head_dim)
+    bound = attention.window or attention.chunk
+    kind = "window" if attention.window else "chunk" if attention.chunk else "full"
+    return KvLayers((), kind, elements, bound, attention.kv_heads, indexer_elements=index)
+
+
+def _resolved(spec: ModelSpec, method: QuantizationSpec | str | None) -> QuantizationSpec:
+    if method is None:
+        return spec.quantization or quantization(spec.dtype)
+    return quantization(method) if isinstance(method, str) else method
+
+
+@lru_cache(maxsize=4096)
+def _weight_bytes(spec: ModelSpec, method: QuantizationSpec) -> PartSizes:
+    return part_sizes((stored.group.part, stored.total()) for stored in _stored_groups(spec, method, False))
+
+
+@lru_cache(maxsize=4096)
+def _stored_groups(spec: ModelSpec, method: QuantizationSpec, mtp: bool) -> tuple[StoredGroup, ...]:
+    groups = mtp_groups(spec) if mtp else tensor_groups(spec)
+    return tuple(stored for group in groups for stored in _stored(spec, group, method))
+
+
+def _stored(spec: ModelSpec, group: TensorGroup, method: QuantizationSpec) -> Iterator[StoredGroup]:
+    plain = method.method if method.method in DTYPE_BYTES else spec.dtype
+    everything = method.method == "gguf"
+    eligible = method.method not in DTYPE_BYTES and (group.quantizable or (everything and len(group.shape) > 1))
+    if not eligible or group.dtype is not None:
+        dtype = group.dtype or plain
+        yield StoredGroup(group, dtype, group.elements * DTYPE_BYTES[dtype])
+        return
+    kept, converted = _split(group, method)
+    if kept is not None:
+        yield StoredGroup(kept, plain, kept.elements * DTYPE_BYTES[plain])
+    if converted is not None:
+        own = method
+        if method.experts_method is not None and group.part == "routed_experts":
+            own = quantization(method.experts_method)
+        yield StoredGroup(converted, own.method, stored_bytes(group.shape, own))
+
+
+def _split(group: TensorGroup, method: QuantizationSpec) -> tuple[TensorGroup | None, TensorGroup | None]:
+    """The layers of a group that are among the exceptions, and the others."""
+    module = group.name.removesuffix(".weight").replace("{expert}", "0")
+    if not method.excluded:
+        return None, group
+    if not group.layers:
+        return (group, None) if is_excluded(module, method) else (None, group)
+    kept = tuple(index for index in group.layers if is_excluded(module.replace("{layer}", str(index)), method))
+    if not kept:
+        return None, group
+    if len(kept) == len(group.layers):
+        return group, None
+    others = tuple(index for index in group.layers if index not in set(kept))
+    return replace(group, layers=kept), replace(group, layers=others)
