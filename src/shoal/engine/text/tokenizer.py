@@ -10,6 +10,8 @@ from shoal.engine.text.chat import Message, render_chat
 from shoal.engine.text.convert import ConvertedTokenizer, TokenizerMeta, converted
 from shoal.engine.text.errors import ChatTemplateError, TokenizerError
 from shoal.engine.text.pieces import TokenPieces
+from shoal.engine.text.tool_prompt import with_tool_prompt
+from shoal.engine.text.tools import ToolFormat, tool_format_of
 
 
 class Tokenizer:
@@ -104,6 +106,9 @@ class Tokenizer:
             raise ChatTemplateError(
                 "the model has no chat template: use /v1/completions, or start the server with a chat template"
             )
+        if tools and "tools" not in source:
+            # The template would drop them without a word.
+            messages, tools = with_tool_prompt(messages, tools), None
         return render_chat(
             source,
             messages,
@@ -111,6 +116,10 @@ class Tokenizer:
             add_generation_prompt=add_generation_prompt,
             variables={**self._meta.special_tokens, **(variables or {})},
         )
+
+    def tool_format(self, model_type: str = "") -> ToolFormat:
+        """The notation in which the model writes tool calls, for `shoal.engine.text.tools`."""
+        return tool_format_of(self._template(has_tools=True), model_type)
 
     def apply_chat_template(
         self,
@@ -135,7 +144,7 @@ class Tokenizer:
 def load_tokenizer(path: Path, cache_dir: Path | None = None) -> Tokenizer:
     """The tokenizer of a model directory or GGUF file.
 
-    The first call for a model converts it with Transformers (seconds; Gemma from GGUF up to a minute) and caches
-    the result in `cache_dir`, or beside the model; later calls take well under a second. Raises `TokenizerError`.
+    The first call for a model converts it with Transformers (seconds) and keeps the result in the model cache
+    (`cache_dir`, by default the user's); later calls read only that. Raises `TokenizerError`.
     """
     return Tokenizer(converted(path, cache_dir))
