@@ -1,5 +1,6 @@
 """The nouns: models, accelerators, clusters, layouts, workloads, targets; exact arithmetic, no torch, no HTTP."""
 
+from shoal.specs.catalog.models import catalog_model, known_models
 from shoal.specs.errors import InvalidField, SpecError, UnknownArchitecture, UnknownModel, UnreadableModel
 from shoal.specs.model import (
     AttentionSpec,
@@ -15,25 +16,38 @@ from shoal.specs.model import (
     RouterSpec,
 )
 from shoal.specs.parse import known_architectures, load_model_spec, parse_config
+from shoal.specs.sizes import KvBytes, kv_bytes, kv_bytes_per_token, weight_bytes
+from shoal.specs.tensors import ParameterCounts, PartSizes, TensorGroup, parameter_counts, tensor_groups
 
 __all__ = [
     "AttentionSpec",
     "FfnSpec",
     "InvalidField",
+    "KvBytes",
     "LayerSpec",
     "LinearStateSpec",
     "MlaSpec",
     "ModelSpec",
     "MtpSpec",
     "NormSpec",
+    "ParameterCounts",
+    "PartSizes",
     "QuantizationSpec",
     "RopeSpec",
     "RouterSpec",
     "SpecError",
+    "TensorGroup",
     "UnknownArchitecture",
     "UnknownModel",
     "UnreadableModel",
+    "catalog_model",
     "known_architectures",
+    "known_models",
+    "kv_bytes",
+    "kv_bytes_per_token",
     "load_model_spec",
+    "parameter_counts",
     "parse_config",
+    "tensor_groups",
+    "weight_bytes",
 ]

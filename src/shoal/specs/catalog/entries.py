@@ -96,6 +96,10 @@ class Entry:
             raise SpecError(self.field(name), None, f"{_PLAIN_FIGURE}; this field is required")
         return figure
 
+    def provenance(self) -> Source:
+        """Where the entry as a whole comes from: `from`, or its own `source`, `date` and `class`."""
+        return self._source()
+
     def _source(self) -> Source:
         if "from" in self.values:
             name = self.values["from"]
