@@ -6,13 +6,14 @@ which it stops growing. `KvCurve` holds those pieces and inverts them exactly.
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from shoal.specs.errors import SpecError
 from shoal.specs.layout import Layout
-from shoal.specs.model import AttentionSpec, ModelSpec
+from shoal.specs.model import ModelSpec
+from shoal.specs.sizes import KvLayers, kv_layers
 
 KV_DTYPE_BYTES: Mapping[str, float] = MappingProxyType(
     {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "nvfp4": 0.5625}
@@ -69,40 +70,29 @@ class KvCurve:
         return math.inf
 
 
-def curve_of(layers: Sequence[AttentionSpec], tp: int, cp: int, element: float) -> KvCurve:
-    """The curve of these layers on the fullest device of a tp x cp group, with elements of `element` bytes."""
+def curve_of(model: ModelSpec, stage: range, tp: int, cp: int, element: float) -> KvCurve:
+    """The curve of a stage's layers on the fullest device of a tp x cp group, with elements of `element` bytes."""
     constant = 0.0
     rates: dict[float, float] = {}
-    for attention in layers:
-        fixed, pieces = _layer(attention, tp, element)
-        constant += fixed
-        for rate, cap in pieces:
-            rates[cap] = rates.get(cap, 0.0) + rate / cp
-    return KvCurve(constant, tuple((rates[cap], cap) for cap in sorted(rates)))
+    for kind in kv_layers(model):
+        count = sum(1 for layer in kind.layers if layer in stage)
+        if not count:
+            continue
+        # Heads are dealt out whole, and copied where ranks outnumber them; a latent is every rank's own.
+        share = 1.0 if kind.kv_heads is None else -(-kind.kv_heads // min(tp, kind.kv_heads)) / kind.kv_heads
+        constant += count * share * kind.state_bytes
+        for rate, cap in _pieces(kind, share, element):
+            rates[cap] = rates.get(cap, 0.0) + count * rate / cp
+    return KvCurve(constant, tuple((rates[cap], cap) for cap in sorted(rates) if rates[cap] > 0))
 
 
-def _layer(attention: AttentionSpec, tp: int, element: float) -> tuple[float, list[tuple[float, float]]]:
-    """(constant bytes, pieces) of one layer on the rank of a tensor-parallel group that holds most of it."""
-    if attention.linear is not None:
-        linear = attention.linear
-        heads = linear.value_heads or attention.heads
-        # States are dealt out by head, and a float32 state is a constant the cache dtype does not touch.
-        share = -(-heads // min(tp, heads)) / heads
-        return share * (4 * linear.state_elements + element * linear.conv_elements), []
-    cap = min(attention.window or math.inf, attention.chunk or math.inf)
-    if attention.compression is not None:
-        # One latent serves as key and value of all heads, so every rank keeps all of it.
-        ratio = attention.compression.ratio
-        pieces = [(attention.head_dim * element, float(cap))]
-        if ratio:
-            summary = attention.head_dim * element + (attention.indexer_dim or 0) * INDEXER_BYTES
-            pieces.append((summary / ratio, math.inf))
-        return 0.0, pieces
-    if attention.mla is not None:
-        width = attention.mla.kv_lora_rank + attention.mla.qk_rope_dim
-        return 0.0, [(width * element + (attention.indexer_dim or 0) * INDEXER_BYTES, float(cap))]
-    heads = -(-attention.kv_heads // min(tp, attention.kv_heads))
-    return 0.0, [(heads * (attention.head_dim + attention.v_head_dim) * element, float(cap))]
+def _pieces(kind: KvLayers, share: float, element: float) -> list[tuple[float, float]]:
+    """(bytes a token, cap) of one layer."""
+    kept, indexer = kind.elements * share * element, kind.indexer_elements * INDEXER_BYTES
+    cap = math.inf if kind.bound is None else float(kind.bound)
+    if not kind.ratio:
+        return [(kept, cap), (indexer, math.inf)]
+    return [(kept, cap), ((kept + indexer) / kind.ratio, math.inf)]
 
 
 def stages(layers: int, pp: int) -> list[range]:
@@ -120,17 +110,15 @@ def stages(layers: int, pp: int) -> list[range]:
 def stage_curves(model: ModelSpec, layout: Layout, dtype: str) -> tuple[KvCurve, ...]:
     """One curve a pipeline stage: KV of one sequence on that stage's fullest device."""
     element = kv_dtype_bytes(dtype)
-    attention = [layer.attention for layer in model.layers]
     return tuple(
-        curve_of([attention[index] for index in stage], layout.tp, layout.cp, element)
-        for stage in stages(len(attention), layout.pp)
+        curve_of(model, stage, layout.tp, layout.cp, element) for stage in stages(len(model.layers), layout.pp)
     )
 
 
 @functools.lru_cache(maxsize=1024)
 def sequence_curve(model: ModelSpec, dtype: str = "bf16") -> KvCurve:
     """KV of one sequence over all layers, held once: what a hand-off moves."""
-    return curve_of([layer.attention for layer in model.layers], 1, 1, kv_dtype_bytes(dtype))
+    return curve_of(model, range(len(model.layers)), 1, 1, kv_dtype_bytes(dtype))
 
 
 def kv_bytes_per_token(model: ModelSpec, dtype: str = "bf16") -> float:

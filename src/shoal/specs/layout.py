@@ -4,6 +4,7 @@ Ranks are numbered tp fastest, then cp, dp and pp, so that the axis that talks m
 a layer are spread over all `tp·cp·dp` ranks of a stage: `ep` groups, each expert cut `moe_tp` ways.
 """
 
+import functools
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal
@@ -91,7 +92,7 @@ class Layout:
 
     def _head_problems(self, model: ModelSpec, even_heads: bool) -> list[LayoutProblem]:
         found: list[LayoutProblem] = []
-        for heads, kv_heads in sorted({(a.heads, a.kv_heads) for a in (x.attention for x in model.layers)}):
+        for heads, kv_heads in _shapes(model).heads:
             uneven = heads % self.tp or (kv_heads and kv_heads % self.tp and self.tp % kv_heads)
             if self.tp > heads:
                 message = f"tp={self.tp} leaves a rank without a head: attention has {heads} query heads"
@@ -99,14 +100,14 @@ class Layout:
             elif even_heads and uneven:
                 message = f"tp={self.tp} does not divide {heads} query and {kv_heads} KV heads evenly"
                 found.append(LayoutProblem("heads", message))
-        for ffn in {x.ffn for x in model.layers if x.ffn.kind == "dense"}:
-            if even_heads and ffn.intermediate % self.tp:
-                message = f"tp={self.tp} does not divide the dense FFN's {ffn.intermediate} columns"
+        for width in _shapes(model).dense_widths:
+            if even_heads and width % self.tp:
+                message = f"tp={self.tp} does not divide the dense FFN's {width} columns"
                 found.append(LayoutProblem("width", message))
         return found
 
     def _expert_problems(self, model: ModelSpec) -> list[LayoutProblem]:
-        moe = {x.ffn for x in model.layers if x.ffn.kind == "moe"}
+        moe = _shapes(model).moe
         if not moe:
             if self.ep == 1:
                 return []
@@ -158,13 +159,33 @@ class Layout:
         raise SpecError("layout", self.label(), f"{advice} ({'; '.join(p.message for p in problems)})")
 
 
+@dataclass(frozen=True, slots=True)
+class _Shapes:
+    """What rules look at, each once however many layers have it."""
+
+    heads: tuple[tuple[int, int], ...]
+    """(query heads, KV heads)."""
+    dense_widths: tuple[int, ...]
+    moe: tuple[FfnSpec, ...]
+
+
+@functools.lru_cache(maxsize=1024)
+def _shapes(model: ModelSpec) -> _Shapes:
+    layers = dict.fromkeys(model.layers)
+    return _Shapes(
+        heads=tuple(sorted({(layer.attention.heads, layer.attention.kv_heads) for layer in layers})),
+        dense_widths=tuple(sorted({layer.ffn.intermediate for layer in layers if layer.ffn.kind == "dense"})),
+        moe=tuple(dict.fromkeys(layer.ffn for layer in layers if layer.ffn.kind == "moe")),
+    )
+
+
 def _divisors(value: int) -> list[int]:
     return [d for d in range(1, value + 1) if value % d == 0]
 
 
 def layouts(world: int, model: ModelSpec, context_parallel: bool = True) -> list[Layout]:
     """Every layout of `world` devices whose axes could suit `model`, not yet checked against its rules."""
-    moe = any(layer.ffn.kind == "moe" for layer in model.layers)
+    moe = _shapes(model).moe
     found: list[Layout] = []
     for pp, tp in product(_divisors(world), repeat=2):
         if world % (pp * tp) or pp > len(model.layers):

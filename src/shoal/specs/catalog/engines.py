@@ -25,12 +25,13 @@ _NUMBERS: tuple[tuple[str, Dimension | None], ...] = (
     ("runtime", "bytes"),
     ("communicator", "bytes"),
     ("graphs", "bytes"),
-    ("model_buffers", "bytes"),
-    ("mxfp4_columns", None),
+    ("rotary_element", None),
+    ("mxfp4_row", None),
     ("reserve", "bytes"),
     ("reserve_per_token", "bytes"),
     ("reserve_per_sequence", "bytes"),
     ("reserve_per_rank", "bytes"),
+    ("reserve_per_dp_sequence", "bytes"),
     ("reserve_floor", "bytes"),
     ("reserve_floor_device", "bytes"),
 )
@@ -63,14 +64,16 @@ class EngineMemory:
     """Added where a replica has more than one rank."""
     graphs: float = 0.0
     """Captured CUDA graphs, where the engine takes them from the budget."""
-    model_buffers: float = 0.0
-    """What a loaded model holds besides its checkpoint's tensors (rotary tables, workspaces)."""
-    mxfp4_columns: int = 1
-    """MXFP4 experts' columns are padded to a multiple of this for the kernels."""
+    rotary_element: float = 0.0
+    """Bytes an element of the rotary tables, each of (positions x rotated width); loaded with the weights."""
+    mxfp4_row: int = 1
+    """Rows of an MXFP4 expert's packed values (not its scales) are padded to a multiple of this many elements."""
     reserve: float = 0.0
     reserve_per_token: float = 0.0
     reserve_per_sequence: float = 0.0
     reserve_per_rank: float = 0.0
+    reserve_per_dp_sequence: float = 0.0
+    """For each (sequence of a step x attention-data-parallel rank), where there are several."""
     reserve_floor: float = 0.0
     """The least reserve on devices of `reserve_floor_device` or more."""
     reserve_floor_device: float = 0.0
@@ -117,12 +120,13 @@ def read_engine(entry: Entry) -> EngineMemory:
         runtime=number("runtime"),
         communicator=number("communicator"),
         graphs=number("graphs"),
-        model_buffers=number("model_buffers"),
-        mxfp4_columns=int(number("mxfp4_columns", 1)),
+        rotary_element=number("rotary_element"),
+        mxfp4_row=int(number("mxfp4_row", 1)),
         reserve=number("reserve"),
         reserve_per_token=number("reserve_per_token"),
         reserve_per_sequence=number("reserve_per_sequence"),
         reserve_per_rank=number("reserve_per_rank"),
+        reserve_per_dp_sequence=number("reserve_per_dp_sequence"),
         reserve_floor=number("reserve_floor"),
         reserve_floor_device=number("reserve_floor_device"),
         figures=tuple(figures.items()),
