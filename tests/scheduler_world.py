@@ -1,10 +1,10 @@
 """A world for the scheduler: ranks whose KV memory remembers what it was computed from, and an oracle without any.
 
 The stand-in model is exact: the KV of a position is a digest of every token up to it (and of LoRA and salt), read
-from the block table as a real model would read it, and the next token is a function of that digest. So a block reused
-for the wrong prefix, a copy that came too late, or a second writer changes tokens; and every row that a step may read
-is compared with what its sequence requires. Plans in flight are executed early or late, in any order: the scheduler
-may not depend on when a write happens between submission and completion.
+from the block table as a real model would read it, and the next token is a function of that digest. So a block
+reused for the wrong prefix, a copy that came too late, or a second writer changes tokens; and every row that a step
+may read is compared with what its sequence requires. Plans in flight are executed early or late, in any order: the
+scheduler may not depend on when a write happens between submission and completion.
 """
 
 import zlib
@@ -301,6 +301,7 @@ class World:
                 if other is not share:
                     assert not written & set(self.ranks.tables[other.sequence_id]), "two writers, or a dirty read"
         assert len(self._running()) <= self.config.max_sequences
+        assert sorted(self._running()) == sorted(self.ranks.tables), "the ranks keep what they could drop"
 
     def _running(self) -> list[int]:
         flying = [share.sequence_id for flight in self.flights for share in flight.plan.sequences]

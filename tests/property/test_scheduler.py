@@ -110,11 +110,11 @@ def _with_id(request: Request, request_id: int) -> Request:
 
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(
-    max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(config=configs(), seed=st.integers(0, 2**32))
 def test_random_schedules(config: SchedulerConfig, seed: int) -> None:
     """Long schedules under load: more than hypothesis can build step by step."""
@@ -140,7 +140,7 @@ def test_random_schedules(config: SchedulerConfig, seed: int) -> None:
     world.drain()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_schedules_agree_with_each_other(seed: int) -> None:
     """The same requests through a roomy and a starved replica, in opposite orders of arrival."""

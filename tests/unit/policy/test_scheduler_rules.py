@@ -266,16 +266,21 @@ def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
 
 
 def test_share_of_a_preempted_sequence_is_refunded() -> None:
-    scheduler = Scheduler(config(num_blocks=5, token_budget=8, headroom=0.0))
+    scheduler = Scheduler(config(num_blocks=13, token_budget=8, headroom=0.0))
     scheduler.add(request(0, 5, max_tokens=20, priority=1), 0)
     plans = [step(scheduler)]
-    scheduler.add(request(1, 7, max_tokens=20, priority=0), 0)
+    scheduler.add(request(1, 7, max_tokens=20), 0)
+    scheduler.add(request(2, 30, max_tokens=2), 0)
     while scheduler.stats().preemptions == 0:
         plans.append(step(scheduler))
-    # Request 0 had its row in the step when 1, after it and more urgent, took its blocks.
-    assert [[i for i, _, _ in rows(plan)] for plan in plans[-2:]] == [[0, 1], [1]]
+    # Request 0 had its row in the last step when 1, after it and more urgent, took its blocks; 2 got the row.
+    assert [rows(plan) for plan in plans[-2:]] == [[(0, 6, 1), (1, 7, 1), (2, 0, 6)], [(1, 8, 1), (2, 6, 7)]]
     assert scheduler.stats().scheduled_tokens == sum(plan.num_tokens for plan in plans)
-    assert scheduler.stats().blocks_owned == 3
+    assert scheduler.stats().blocks_owned == 11
+    # The row would have filled a block: nobody may wait for that one now, least of all request 0 itself.
+    while scheduler.has_work():
+        step(scheduler)
+    assert scheduler.stats().finished == 3
 
 
 def test_guess_never_preempts() -> None:

@@ -115,9 +115,11 @@ class SequenceState:
     """
 
     request: Request
+    id: int
     order: int
     arrival: float
     tokens: list[int]
+    prompt_length: int
     limit: int
     """Length at which it ends, whatever it samples."""
     extras: Extras
@@ -149,9 +151,11 @@ class SequenceState:
         arrival = now if request.arrival is None else request.arrival
         return cls(
             request=request,
+            id=request.id,
             order=order,
             arrival=arrival,
             tokens=list(request.prompt),
+            prompt_length=len(request.prompt),
             limit=limit,
             extras=make_extras(request.lora, request.cache_salt),
             rank=(1, request.priority, arrival, order),
@@ -159,16 +163,8 @@ class SequenceState:
         )
 
     @property
-    def id(self) -> int:
-        return self.request.id
-
-    @property
     def length(self) -> int:
         return len(self.tokens)
-
-    @property
-    def prompt_length(self) -> int:
-        return len(self.request.prompt)
 
     @property
     def reusable(self) -> int:

@@ -86,10 +86,11 @@ class BlockTables:
 
     def begin(self, sequence: SequenceState) -> tuple[bytes, ...]:
         """Announce the blocks that fill up once the sequence is computed to `computed`; end with `settle`."""
-        if not self._caching:
+        full = self._full(sequence)
+        if not self._caching or full == sequence.committed:
             return ()
         self._hasher.extend(sequence.hashes, sequence.tokens, sequence.extras)
-        pending = tuple(sequence.hashes[sequence.committed : self._full(sequence)])
+        pending = tuple(sequence.hashes[sequence.committed : full])
         for block_hash in pending:
             self._pending[block_hash] = self._pending.get(block_hash, 0) + 1
         return pending
@@ -104,7 +105,9 @@ class BlockTables:
     def commit(self, sequence: SequenceState) -> None:
         """The KV of all tokens up to `computed` is written: its full blocks can be reused from now on."""
         full = self._full(sequence)
-        if self._caching and full > sequence.committed:
+        if full <= sequence.committed:
+            return
+        if self._caching:
             self._hasher.extend(sequence.hashes, sequence.tokens, sequence.extras)
             size = self.pool.block_size
             for index in range(sequence.committed, full):
@@ -115,7 +118,7 @@ class BlockTables:
                     sequence.tokens[index * size : (index + 1) * size],
                     sequence.request.lora,
                 )
-        sequence.committed = max(sequence.committed, full)
+        sequence.committed = full
 
     def release(self, sequence: SequenceState) -> None:
         """Take every block from a sequence that no plan in flight writes for."""
