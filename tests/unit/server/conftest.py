@@ -12,34 +12,52 @@ from shoal.engine.server.listening import bind, url_of
 from shoal.engine.server.state import ServerOptions, ServerState
 
 
-@pytest.fixture
-def serve() -> Iterator[Callable[..., Served]]:
-    """Start servers with given options; all are stopped after the test."""
-    running: list[tuple[uvicorn.Server, threading.Thread]] = []
+def _start(**options: object) -> tuple[Served, Callable[[], None]]:
+    attach = options.pop("attach", True)
+    server_options = ServerOptions(port=0, **options)  # type: ignore[arg-type]
+    engine = ScriptEngine()
+    state = ServerState(server_options, "script", created=1)
+    if attach:
+        state.attach(engine)
+    sock = bind(server_options)
+    server = uvicorn.Server(uvicorn.Config(build_app(state), lifespan="off", log_config=None, http="httptools"))
+    thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
+    thread.start()
+    eventually(lambda: server.started, "server started")
 
-    def start(*, attach: bool = True, **options: object) -> Served:
-        server_options = ServerOptions(port=0, **options)  # type: ignore[arg-type]
-        engine = ScriptEngine()
-        state = ServerState(server_options, "script", created=1)
-        if attach:
-            state.attach(engine)
-        sock = bind(server_options)
-        config = uvicorn.Config(build_app(state), lifespan="off", log_config=None, http="httptools")
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
-        thread.start()
-        running.append((server, thread))
-        eventually(lambda: server.started, "server started")
-        return Served(url_of(sock), state, engine)
-
-    yield start
-    for server, _ in running:
+    def stop() -> None:
         server.force_exit = server.should_exit = True
-    for _, thread in running:
         thread.join(10)
         assert not thread.is_alive()
 
+    return Served(url_of(sock), state, engine), stop
+
 
 @pytest.fixture
-def served(serve: Callable[..., Served]) -> Served:
-    return serve()
+def serve() -> Iterator[Callable[..., Served]]:
+    """Start servers with given options; all are stopped after the test."""
+    stops: list[Callable[[], None]] = []
+
+    def start(**options: object) -> Served:
+        served, stop = _start(**options)
+        stops.append(stop)
+        return served
+
+    yield start
+    for stop in stops:
+        stop()
+
+
+@pytest.fixture(scope="session")
+def _shared() -> Iterator[Served]:
+    served, stop = _start()
+    yield served
+    stop()
+
+
+@pytest.fixture
+def served(_shared: Served) -> Iterator[Served]:
+    """One server for all tests, its script reset for each; whatever a test asks must have ended after it."""
+    _shared.engine.reset()
+    yield _shared
+    eventually(lambda: not _shared.engine.live, "every request has ended")

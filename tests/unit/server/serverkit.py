@@ -20,11 +20,14 @@ from shoal.engine.server.state import ServerState
 from shoal.engine.text.convert import ConvertedTokenizer, TokenizerMeta
 from shoal.engine.text.tokenizer import Tokenizer
 from shoal.policy.batching.plan import TokenLogprobs
+from shoal.specs.model import ModelSpec, NormSpec
 
 TEMPLATE = (
     "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}"
-    "{% for m in messages %}{% if m.role == 'tool' and not m.tool_call_id %}{{ raise_exception('no id') }}{% endif %}"
-    "<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}[{{ c.function.name }}]{% endfor %}{{ '\\n' }}{% endfor %}"
+    "{% for m in messages %}"
+    "{% if m.role == 'tool' and not m.tool_call_id %}{{ raise_exception('no id') }}{% endif %}"
+    "<{{ m.role }}>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}[{{ c.function.name }}]{% endfor %}{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
@@ -46,16 +49,36 @@ class ScriptEngine:
     model_name = "script"
     max_model_len = 1000
     vocab_size = 257
+    spec = ModelSpec(
+        name="script",
+        architecture="Script",
+        model_type="script",
+        vocab=257,
+        hidden=1,
+        layers=(),
+        norm=NormSpec(1e-5),
+        tied_embeddings=True,
+        max_position=1000,
+        dtype="float32",
+        bos_token_id=None,
+        eos_token_ids=(256,),
+    )
 
     def __init__(self) -> None:
         self.tokenizer = byte_tokenizer()
+        self.live: set[str] = set()
+        self.reset()
+
+    def reset(self) -> None:
+        """The script as a test expects it."""
         self.healthy = True
         self.answer = "Hello, wörld!"
         self.finish_reason = "stop"
         self.error: str | None = None
         self.pause = 0.0
         self.hold_first = False
-        self.live: set[str] = set()
+        self.repeat = 1
+        """How often each piece of text is said: makes few tokens fill a socket."""
         self.seen: list[tuple[tuple[int, ...], SamplingParams]] = []
         self.raises: Exception | None = None
         self.refuses: InvalidRequest | None = None
@@ -96,7 +119,7 @@ class ScriptEngine:
         try:
             if self.raises is not None:
                 raise self.raises
-            while self.hold_first:
+            while self.hold_first:  # noqa: ASYNC110 (set by another thread, which an asyncio.Event is not for)
                 await asyncio.sleep(0.005)
             for index in range(params.n):
                 async for output in self._answer(tuple(prompt), params, request_id, index):
@@ -123,7 +146,7 @@ class ScriptEngine:
             yield RequestOutput(
                 request_id=request_id,
                 index=index,
-                text=fresh,
+                text=fresh * self.repeat,
                 token_ids=(token,),
                 logprobs=(TokenLogprobs((token, 65, 66), (-0.25, -1.0, float("-inf")), 1),)
                 if params.logprobs is not None

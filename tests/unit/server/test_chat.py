@@ -9,7 +9,6 @@ import pytest
 from openai import OpenAI
 from serverkit import Served, byte_tokenizer
 
-
 ASK = {"model": "script", "messages": [{"role": "user", "content": "Hi"}]}
 TOOL = {
     "type": "function",
@@ -211,14 +210,34 @@ def test_return_token_ids_and_prompt_logprobs(served: Served) -> None:
 
 def test_parameters_reach_the_engine(served: Served) -> None:
     given = {
-        "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "presence_penalty": 0.5, "frequency_penalty": -0.5,
-        "repetition_penalty": 1.2, "seed": 9, "stop": "x", "stop_token_ids": [5], "min_tokens": 2, "max_tokens": 5,
-        "ignore_eos": True, "include_stop_str_in_output": True, "skip_special_tokens": False, "logit_bias": {"5": -3},
-    }  # fmt: skip
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 7,
+        "min_p": 0.1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "repetition_penalty": 1.2,
+        "seed": 9,
+        "stop": "x",
+        "stop_token_ids": [5],
+        "min_tokens": 2,
+        "max_tokens": 5,
+        "ignore_eos": True,
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "logit_bias": {"5": -3},
+    }
     ignored = {
-        "user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "parallel_tool_calls": True,
-        "safety_identifier": "s", "prompt_cache_key": "k", "reasoning_effort": "low", "modalities": ["text"],
-    }  # fmt: skip
+        "user": "u",
+        "metadata": {"a": "b"},
+        "store": False,
+        "service_tier": "auto",
+        "parallel_tool_calls": True,
+        "safety_identifier": "s",
+        "prompt_cache_key": "k",
+        "reasoning_effort": "low",
+        "modalities": ["text"],
+    }
     with served.client() as client:
         assert client.post("/v1/chat/completions", json={**ASK, **given, **ignored}).status_code == 200
     params = served.engine.seen[0][1]
@@ -231,14 +250,17 @@ def test_parameters_reach_the_engine(served: Served) -> None:
     ("extra", "kind", "value"),
     [
         ({"response_format": {"type": "json_object"}}, "json_object", None),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "null"}}}},
-         "json_schema", {"type": "null"}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "null"}}}},
+            "json_schema",
+            {"type": "null"},
+        ),
         ({"guided_json": {"type": "null"}}, "json_schema", {"type": "null"}),
         ({"guided_choice": ["a", "b"]}, "choice", ["a", "b"]),
         ({"structured_outputs": {"choice": ["a"]}}, "choice", ["a"]),
         ({"structured_outputs": {"json": {"type": "null"}}}, "json_schema", {"type": "null"}),
     ],
-)  # fmt: skip
+)
 def test_constraints_reach_the_engine(served: Served, extra: dict[str, Any], kind: str, value: Any) -> None:
     with served.client() as client:
         assert client.post("/v1/chat/completions", json={**ASK, **extra}).status_code == 200
@@ -256,3 +278,37 @@ def test_every_null_means_the_default(served: Served) -> None:
     with served.client() as client:
         response = client.post("/v1/chat/completions", json={**ASK, **nulls})
     assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_in_the_models_own_notation(openai: OpenAI, served: Served, stream: bool) -> None:
+    call = '<tool_call>{"name": "weather", "arguments": {"city": "Köln"}}</tool_call>'
+    served.engine.answer = f"Let me see.\n{call}\n{call}"
+    calls: list[tuple[str, str]] = []
+    if stream:
+        content, finish = "", None
+        for chunk in openai.chat.completions.create(**ASK, tools=[TOOL], stream=True):
+            finish = chunk.choices[0].finish_reason or finish
+            content += chunk.choices[0].delta.content or ""
+            calls += [(c.function.name, c.function.arguments) for c in chunk.choices[0].delta.tool_calls or ()]
+    else:
+        choice = openai.chat.completions.create(**ASK, tools=[TOOL]).choices[0]
+        content, finish = choice.message.content or "", choice.finish_reason
+        calls = [(c.function.name, c.function.arguments) for c in choice.message.tool_calls or ()]
+    assert (content, finish) == ("Let me see.", "tool_calls")
+    assert [(name, json.loads(arguments)) for name, arguments in calls] == [("weather", {"city": "Köln"})] * 2
+
+
+def test_one_call_where_parallel_calls_are_off(openai: OpenAI, served: Served) -> None:
+    served.engine.answer = (
+        '<tool_call>[{"name": "weather", "arguments": {}}, {"name": "weather", "arguments": {}}]</tool_call>'
+    )
+    answer = openai.chat.completions.create(**ASK, tools=[TOOL], parallel_tool_calls=False)
+    assert len(answer.choices[0].message.tool_calls or ()) == 1
+
+
+def test_without_tools_the_notation_is_text(openai: OpenAI, served: Served) -> None:
+    served.engine.answer = '<tool_call>{"name": "weather", "arguments": {}}</tool_call>'
+    answer = openai.chat.completions.create(**ASK)
+    assert answer.choices[0].message.content == served.engine.answer
+    assert answer.choices[0].finish_reason == "stop"

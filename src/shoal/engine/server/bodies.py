@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from shoal.engine.server.accepted import accepted_values
 from shoal.engine.server.connection import ClientGone
 from shoal.engine.server.errors import ApiError, shown
 
@@ -99,20 +100,25 @@ def _field_error(body: bytes, kind: type[msgspec.Struct], message: str) -> ApiEr
         field = f"{path}.{missing.group(1)}" if path else missing.group(1)
         return ApiError(400, f"{field} is required", param=field, code="missing_required_parameter")
     found, value = _value_at(body, path)
-    given = f" (given {shown(value)})" if found else ""
+    given = f" (given {shown(value)})" if found and not what.startswith("Invalid") else ""
+    choices = accepted_values(kind, _steps(path)) if what.startswith("Invalid") else []
+    expected = f"; expected one of {', '.join(choices)}" if choices else ""
     where = path or "the body"
-    return ApiError(400, f"{where}: {_lower(what)}{given}", param=path or None, code="invalid_value")
+    message = f"{where}: {what[:1].lower()}{what[1:]}{given}{expected}"
+    return ApiError(400, message, param=path or None, code="invalid_value")
+
+
+def _steps(path: str) -> list[str | int]:
+    """`stop[2]` → ["stop", 2]. An index msgspec does not tell (`[...]`) becomes 0: items are of one type."""
+    dotted = "." + path if path and not path.startswith("[") else path
+    return [name or (0 if index == "..." else int(index)) for name, index in _STEP.findall(dotted)]
 
 
 def _value_at(body: bytes, path: str) -> tuple[bool, Any]:
     try:
         value = msgspec.json.decode(body)
-        for name, index in _STEP.findall("." + path if path and not path.startswith("[") else path):
-            value = value[name] if name else value[int(index)]
+        for step in _steps(path):
+            value = value[step]
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, LookupError, TypeError, ValueError):
         return False, None
     return not isinstance(value, (dict, list)), value
-
-
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]

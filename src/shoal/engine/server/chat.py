@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator
 
+import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.types import ASGIApp
 
@@ -31,7 +32,15 @@ from shoal.engine.server.protocol import ChatRequest, Tool
 from shoal.engine.server.rendering import render_chat
 from shoal.engine.server.state import Engine
 from shoal.engine.server.streaming import DONE, EventStream, StreamUsage, UsageMode, event, json_answer
-from shoal.engine.server.toolcalls import Collected, Reader, active_tools, reader_for, tool_constraint
+from shoal.engine.server.toolcalls import (
+    Collected,
+    Reader,
+    active_tools,
+    parsed_notation,
+    reader_for,
+    tool_constraint,
+)
+from shoal.engine.text.tools import needs_special_tokens
 from shoal.policy.batching.plan import TokenLogprobs
 
 _OFF_LOOP_CHARACTERS = 4096
@@ -61,6 +70,10 @@ def _prepare(
         prompt_logprobs=body.prompt_logprobs,
         guided=guided,
     )
+    notation = parsed_notation(engine, body)
+    if notation is not None and needs_special_tokens(notation):
+        # The marks of a call are special tokens here: skipped, nobody could find the calls.
+        params = msgspec.structs.replace(params, skip_special_tokens=False)
     return prepare(engine, body, render_chat(engine.tokenizer, body, tools), params, request_id)
 
 

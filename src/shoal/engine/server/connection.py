@@ -53,9 +53,9 @@ class EventStream:
     tried elsewhere. A failure after it becomes an `error` event, and the stream ends without `[DONE]`.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None], *, stall_seconds: float = STALL_SECONDS) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], *, stall_seconds: float | None = None) -> None:
         self._events = events
-        self._stall = stall_seconds
+        self._stall = STALL_SECONDS if stall_seconds is None else stall_seconds
         self._started = False
         self._sending_since: float | None = None
 

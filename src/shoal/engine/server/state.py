@@ -12,6 +12,7 @@ from shoal.engine.sampling.params import SamplingParams
 from shoal.engine.server.errors import ApiError, unavailable
 from shoal.engine.server.metrics import ServerMetrics
 from shoal.engine.text.tokenizer import Tokenizer
+from shoal.specs.model import ModelSpec
 
 
 class Engine(Protocol):
@@ -19,6 +20,8 @@ class Engine(Protocol):
 
     @property
     def model_name(self) -> str: ...
+    @property
+    def spec(self) -> ModelSpec: ...
     @property
     def tokenizer(self) -> Tokenizer: ...
     @property

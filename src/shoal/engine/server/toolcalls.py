@@ -18,6 +18,7 @@ from shoal.engine.server.answers import Delta, FunctionCallOut, FunctionDelta, T
 from shoal.engine.server.errors import ApiError, bad_value
 from shoal.engine.server.protocol import ChatRequest, NamedToolChoice, Tool
 from shoal.engine.server.state import Engine
+from shoal.engine.text.tools import Event, ToolFormat, ToolParser, tool_parser
 
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
 
@@ -89,27 +90,68 @@ class RequiredReader:
         return [_opening(i, call.name, bytes(call.arguments).decode()) for i, call in enumerate(calls)]
 
 
+class FamilyReader:
+    """The model's own notation, parsed as it streams: content at once, calls when they are whole."""
+
+    def __init__(self, parser: ToolParser, *, at_most_one: bool) -> None:
+        self._parser = parser
+        self._most = 1 if at_most_one else None
+        self._calls = 0
+
+    @property
+    def called(self) -> bool:
+        return self._calls > 0
+
+    def feed(self, text: str) -> list[Delta]:
+        return self._deltas(self._parser.push(text))
+
+    def close(self) -> list[Delta]:
+        return self._deltas(self._parser.flush())
+
+    def _deltas(self, events: list[Event]) -> list[Delta]:
+        deltas = []
+        for event in events:
+            if isinstance(event, str):
+                deltas.append(Delta(content=event))
+            elif self._most is None or self._calls < self._most:
+                deltas.append(_opening(self._calls, event.name, event.arguments, event.id))
+                self._calls += 1
+        return deltas
+
+
 class _Call(msgspec.Struct, frozen=True):
     name: str
     arguments: msgspec.Raw
 
 
-def _opening(index: int, name: str, arguments: str) -> Delta:
+def _opening(index: int, name: str, arguments: str, identity: str | None = None) -> Delta:
     call = ToolCallDelta(
         index,
         FunctionDelta(name=name, arguments=arguments),
-        id=f"call_{uuid.uuid4().hex[:24]}",
+        id=identity or f"call_{uuid.uuid4().hex[:24]}",
         type="function",
     )
     return Delta(tool_calls=[call])
 
 
 def reader_for(engine: Engine, body: ChatRequest) -> Reader:
+    """A reader of one choice."""
     if isinstance(body.tool_choice, NamedToolChoice):
         return NamedReader(body.tool_choice.function.name)
     if body.tool_choice == "required":
         return RequiredReader()
+    if (notation := parsed_notation(engine, body)) is not None:
+        return FamilyReader(tool_parser(notation), at_most_one=body.parallel_tool_calls is False)
     return PlainReader()
+
+
+def parsed_notation(engine: Engine, body: ChatRequest) -> ToolFormat | None:
+    """The notation whose marks the answer is searched for; None: the text is taken as it is."""
+    if body.tool_choice == "required" or isinstance(body.tool_choice, NamedToolChoice):
+        return None
+    notation = engine.tokenizer.tool_format(engine.spec.model_type)
+    # Harmony's channels are in every answer, tools or not.
+    return notation if active_tools(body) or notation == "harmony" else None
 
 
 def active_tools(body: ChatRequest) -> list[Tool]:
