@@ -32,8 +32,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int = 512
     """Token budget of a step: prefill chunks and decode rows together."""
     prefix_caching: bool = True
-    seed: int = 0
-    """Seeds requests that bring none, so that a whole run can be repeated."""
+    seed: int | None = None
+    """Seeds requests that bring none (seed, seed + 1, …), so that a whole run can be repeated. None: at random."""
     threads: int | None = None
     """Compute threads of a rank; default: the cores this process may use."""
     cache_dir: str | None = None

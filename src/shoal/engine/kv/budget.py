@@ -56,9 +56,9 @@ def kv_budget(options: EngineOptions, block_bytes: int, model_limit: int, availa
     if capacity < 2 or (options.max_model_len is not None and capacity < wanted_len):
         length = wanted_len if options.max_model_len is not None else 2
         raise OutOfMemory(
-            f"{_size(max(0, blocks) * block_bytes)} of KV memory holds {max(0, capacity)} tokens, but one sequence of "
-            f"max_model_len {length} needs {_size((-(-length // block) + 1) * block_bytes)}: raise kv_memory, or set "
-            f"max_model_len to at most {max(0, capacity)}"
+            f"{_size(max(0, blocks) * block_bytes)} of KV memory holds {max(0, capacity)} tokens, but one "
+            f"sequence of max_model_len {length} needs {_size((-(-length // block) + 1) * block_bytes)}: "
+            f"raise kv_memory, or set max_model_len to at most {max(0, capacity)}"
         )
     return KvBudget(blocks, min(wanted_len, capacity))
 

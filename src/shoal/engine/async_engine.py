@@ -1,0 +1,223 @@
+"""The engine behind a server: the core runs in a thread of its own, requests and answers cross by queues.
+
+event loop                              engine thread
+generate() ── add / abort ──► commands ──► core.add / core.abort
+    ▲                                      core.step()
+    └── asyncio.Queue ◄── call_soon_threadsafe ── outputs of the step
+"""
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future
+
+from shoal.engine.core import EngineCore, Observer
+from shoal.engine.errors import EngineDead, InvalidRequest
+from shoal.engine.frontend import Frontend
+from shoal.engine.load import load_engine
+from shoal.engine.options import EngineOptions
+from shoal.engine.outputs import EngineStats, RequestOutput
+from shoal.engine.request import EngineRequest
+from shoal.engine.sampling.params import SamplingParams
+from shoal.engine.text.tokenizer import Tokenizer
+from shoal.policy.batching import RequestRefused
+from shoal.specs.model import ModelSpec
+
+log = logging.getLogger("shoal.engine")
+
+Command = Callable[[EngineCore], None]
+
+
+class AsyncEngine:
+    """One replica for asyncio callers. Every method is safe from the event loop that started it."""
+
+    def __init__(self, core: EngineCore, frontend: Frontend, loop: asyncio.AbstractEventLoop) -> None:
+        self._core = core
+        self._frontend = frontend
+        self._loop = loop
+        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._streams: dict[str, asyncio.Queue[RequestOutput]] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._dead: str | None = None
+        self._thread = threading.Thread(target=self._run, name="shoal-engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    async def start(cls, options: EngineOptions, observer: Observer | None = None) -> "AsyncEngine":
+        """Load the model in a thread and begin serving. Raises EngineError or SourceError saying what is wrong."""
+        core, frontend = await asyncio.to_thread(load_engine, options, observer)
+        return cls(core, frontend, asyncio.get_running_loop())
+
+    @property
+    def model_name(self) -> str:
+        return self._frontend.model_name
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._frontend.spec
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._frontend.tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        return self._frontend.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        return self._frontend.spec.vocab
+
+    @property
+    def healthy(self) -> bool:
+        return self._dead is None and self._thread.is_alive()
+
+    def stats(self) -> EngineStats:
+        return self._core.stats()
+
+    def watch(self, observer: Observer) -> None:
+        """Who is told of steps and finished requests from now on."""
+        self._core.observer = observer
+
+    async def generate(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Increments of the answers, each as its step ends. Closing the generator aborts the request.
+
+        Raises InvalidRequest before the engine sees a bad request, EngineDead when the replica cannot compute.
+        """
+        request = self.prepare(prompt, params, request_id, priority=priority, cache_salt=cache_salt)
+        async with contextlib.aclosing(self.stream(request)) as outputs:
+            async for output in outputs:
+                yield output
+
+    def prepare(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> EngineRequest:
+        """A checked request for `stream`, or InvalidRequest. Callable from any thread: long prompts and grammars
+        take a while, and the event loop has other streams to serve.
+        """
+        return self._frontend.prepare(prompt, params, request_id, priority=priority, cache_salt=cache_salt)
+
+    async def stream(self, request: EngineRequest) -> AsyncGenerator[RequestOutput, None]:
+        """The outputs of a prepared request. Closing the generator aborts it."""
+        request_id = request.request_id
+        if not self.healthy:
+            raise EngineDead(self._dead or "the engine has stopped")
+        if request_id in self._streams:
+            raise InvalidRequest("request_id", request_id, "an id that no live request has")
+        stream: asyncio.Queue[RequestOutput] = asyncio.Queue()
+        self._streams[request_id] = stream
+        self._idle.clear()
+        remaining = request.params.n
+        try:
+            await self._added(request)
+            while remaining:
+                output = await stream.get()
+                remaining -= output.finished
+                yield output
+        finally:
+            del self._streams[request_id]
+            if not self._streams:
+                self._idle.set()
+            if remaining:
+                self._commands.put(lambda core: core.abort(request_id))
+
+    async def _added(self, request: EngineRequest) -> None:
+        """Hand the request over; what the core refuses is raised here."""
+        answer: Future[None] = Future()
+
+        def add(core: EngineCore) -> None:
+            try:
+                core.add(request)
+            except Exception as error:
+                answer.set_exception(error)
+            else:
+                answer.set_result(None)
+
+        self._commands.put(add)
+        if not self.healthy:  # it may have died just before the command was put
+            raise EngineDead(self._dead or "the engine has stopped")
+        try:
+            await asyncio.wrap_future(answer)
+        except RequestRefused as error:
+            raise InvalidRequest("prompt", f"{len(request.prompt)} tokens", str(error)) from error
+
+    def _run(self) -> None:
+        """The engine thread: commands first, then a step, for as long as there is either."""
+        core = self._core
+        try:
+            while self._obey(block=not core.has_work()):
+                if core.has_work():
+                    self._publish(core.step())
+        except Exception as error:
+            if not isinstance(error, EngineDead):
+                log.exception("the engine loop failed")
+            self._fail(f"{error}" if isinstance(error, EngineDead) else "the engine loop failed")
+        finally:
+            core.close()
+
+    def _obey(self, block: bool) -> bool:
+        """Run the commands that are waiting; False when told to stop."""
+        while True:
+            try:
+                command = self._commands.get(block=block)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            command(self._core)
+            block = False
+
+    def _fail(self, reason: str) -> None:
+        self._dead = reason
+        self._publish(self._core.fail_all(reason))
+        # Requests that come in while it dies are refused by the core, which now knows why.
+        while not self._commands.empty():
+            if (command := self._commands.get()) is not None:
+                command(self._core)
+
+    def _publish(self, outputs: list[RequestOutput]) -> None:
+        if outputs and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._deliver, outputs)
+
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is not None:
+                stream.put_nowait(output)
+
+    async def drain(self, timeout: float) -> bool:
+        """Wait until no request is live, at most `timeout` seconds; whether that came about."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout)
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self, timeout: float = 10.0) -> None:
+        """Stop the engine thread after the step under way. Live requests get nothing more."""
+        self._commands.put(None)
+        await asyncio.to_thread(self._thread.join, timeout)
+        if self._thread.is_alive():
+            raise EngineDead(f"the engine thread did not stop within {timeout:g} s")
+
+    def check(self) -> None:
+        """Prove that nothing leaked. For tests, when idle."""
+        self._core.check()

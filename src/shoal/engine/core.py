@@ -1,0 +1,230 @@
+"""One replica's loop. Four lines tell it: schedule → execute → complete → deliver.
+
+    add ─► scheduler ─plan─► executor ─► ranks          (policy decides, ranks execute)
+                ▲                          │
+                └─ complete ◄── result ────┘ ─► detokenize ─► RequestOutput
+
+Not thread-safe: whoever owns the core calls it from one thread (`AsyncEngine` has one, `LLM` uses the caller's).
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Protocol
+
+from shoal.engine.answer import Answer
+from shoal.engine.errors import EngineDead
+from shoal.engine.executor import Executor
+from shoal.engine.messages import Admission, StepCommand
+from shoal.engine.outputs import EngineStats, RequestOutput, RequestTimings, StepStats
+from shoal.engine.request import EngineRequest
+from shoal.engine.text.tokenizer import Tokenizer
+from shoal.policy.batching import Output, Request, RequestRefused, Scheduler, StepPlan, StepResult
+
+
+class Observer(Protocol):
+    """Who wants to know what happened; called from the core's thread, must not block."""
+
+    def on_step(self, stats: StepStats) -> None: ...
+    def on_finished(self, timings: RequestTimings) -> None: ...
+
+
+class EngineCore:
+    """Owns the scheduler and the executor; turns requests into outputs, step by step."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        tokenizer: Tokenizer,
+        step_timeout: float,
+        observer: Observer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._tokenizer = tokenizer
+        self._timeout = step_timeout
+        self.observer = observer
+        self._clock = clock
+        self._answers: dict[int, Answer] = {}
+        self._by_request: dict[str, list[int]] = {}
+        self._in_flight: deque[tuple[StepPlan, Future[StepResult], float]] = deque()
+        self._ended_early: list[RequestOutput] = []
+        self._next_id = 0
+        self._prompt_tokens = self._generated_tokens = 0
+        self.dead: str | None = None
+        """Why the replica can no longer compute; None while it can."""
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request. Raises EngineDead, or RequestRefused for what can never fit; then nothing is kept."""
+        if self.dead is not None:
+            raise EngineDead(self.dead)
+        if request.request_id in self._by_request:
+            raise RequestRefused(f"request id {request.request_id!r} is that of a live request; ids must be unique")
+        ids: list[int] = []
+        try:
+            for index in range(request.params.n):
+                answer = Answer(request, index, self._next_id, self._tokenizer)
+                self._scheduler.add(_scheduler_request(answer, self._tokenizer), self._clock())
+                self._answers[answer.sequence_id] = answer
+                ids.append(self._next_id)
+                self._next_id += 1
+        except RequestRefused:
+            for sequence_id in ids:
+                self._scheduler.abort(sequence_id)
+                del self._answers[sequence_id]
+            raise
+        self._by_request[request.request_id] = ids
+
+    def abort(self, request_id: str) -> None:
+        """Stop a request at any moment; its blocks are free at once, or when the step in flight is over."""
+        for sequence_id in self._by_request.get(request_id, []):
+            if (output := self._scheduler.abort(sequence_id)) is not None:
+                self._ended_early.append(self._deliver(output))
+
+    def has_work(self) -> bool:
+        return bool(self._ended_early) or self._scheduler.has_work()
+
+    def step(self) -> list[RequestOutput]:
+        """Advance by one step: fill the pipeline, wait for its oldest plan, hand out what is new.
+
+        Raises EngineDead when a step fails as a whole; `fail_all` then ends what was live.
+        """
+        outputs, self._ended_early = self._ended_early, []
+        self._fill()
+        if not self._in_flight:
+            return outputs
+        plan, future, started = self._in_flight.popleft()
+        try:
+            result = future.result(self._timeout)
+        except TimeoutError:
+            raise self._die(f"step {plan.step} did not come back within {self._timeout:g} s") from None
+        except Exception as error:
+            raise self._die(f"step {plan.step} failed: {error}") from error
+        now = self._clock()
+        completed = self._scheduler.complete(plan, result, now)
+        if self.observer is not None:
+            self.observer.on_step(self._step_stats(plan, completed, now, now - started))
+        outputs.extend(self._deliver(output) for output in completed)
+        return outputs
+
+    def _fill(self) -> None:
+        while len(self._in_flight) < self._executor.max_in_flight:
+            now = self._clock()
+            plan = self._scheduler.schedule(now)
+            if plan is None:
+                return
+            admissions = tuple(self._admission(s.sequence_id) for s in plan.sequences if s.reset)
+            self._in_flight.append((plan, self._executor.submit(StepCommand(plan, admissions)), now))
+
+    def _admission(self, sequence_id: int) -> Admission:
+        answer = self._answers[sequence_id]
+        return Admission(sequence_id, answer.params, answer.request.prompt, tuple(answer.token_ids))
+
+    def _deliver(self, output: Output) -> RequestOutput:
+        answer = self._answers[output.request_id]
+        delta = answer.advance(output)
+        self._generated_tokens += len(output.tokens)
+        if answer.stop_string is not None and output.finish_reason is None:
+            # Found by the detokenizer, so the scheduler doesn't know yet.
+            self._scheduler.finish(output.request_id, "stop")
+        if delta.finished:
+            self._retire(answer, output, delta)
+        return delta
+
+    def _retire(self, answer: Answer, output: Output, delta: RequestOutput) -> None:
+        del self._answers[answer.sequence_id]
+        ids = self._by_request[answer.request.request_id]
+        ids.remove(answer.sequence_id)
+        if not ids:
+            del self._by_request[answer.request.request_id]
+        self._prompt_tokens += output.prompt_tokens
+        if self.observer is not None:
+            self.observer.on_finished(
+                RequestTimings(
+                    request_id=answer.request.request_id,
+                    arrival=output.times.arrival,
+                    first_scheduled=output.times.first_scheduled,
+                    first_token=output.times.first_token,
+                    finish=self._clock(),
+                    prompt_tokens=output.prompt_tokens,
+                    cached_tokens=output.cached_tokens,
+                    generated_tokens=len(answer.token_ids),
+                    finish_reason=delta.finish_reason or "",
+                )
+            )
+
+    def _step_stats(self, plan: StepPlan, outputs: list[Output], now: float, seconds: float) -> StepStats:
+        gaps = []
+        for output in outputs:
+            answer = self._answers[output.request_id]
+            if output.tokens and answer.last_token_time is not None:
+                gaps.append(now - answer.last_token_time)
+            if output.tokens:
+                answer.last_token_time = now
+        return StepStats(
+            now=now,
+            seconds=seconds,
+            sequences=len(plan.sequences),
+            tokens=plan.num_tokens,
+            inter_token=tuple(gaps),
+        )
+
+    def _die(self, reason: str) -> EngineDead:
+        self.dead = reason
+        return EngineDead(reason)
+
+    def fail_all(self, reason: str) -> list[RequestOutput]:
+        """End every live request with an error; for a replica that can no longer compute."""
+        self.dead = reason
+        self._in_flight.clear()
+        outputs = []
+        for sequence_id in list(self._answers):
+            output = self._scheduler.finish(sequence_id, "error", reason)
+            if output is not None:
+                outputs.append(self._deliver(output))
+        return outputs
+
+    def stats(self) -> EngineStats:
+        """Safe to call from another thread: reads counters only."""
+        stats = self._scheduler.stats()
+        return EngineStats(
+            waiting=stats.waiting,
+            running=stats.running,
+            kv_total_blocks=stats.blocks_total,
+            kv_used_blocks=stats.blocks_owned,
+            kv_cached_blocks=stats.blocks_cached,
+            preemptions=stats.preemptions,
+            prefix_queried_tokens=stats.queried_tokens,
+            prefix_hit_tokens=stats.hit_tokens,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            steps=stats.steps,
+        )
+
+    def check(self) -> None:
+        """Prove that nothing leaked: the pool balances, and no answer outlived its sequence."""
+        self._scheduler.check()
+        if not self._scheduler.has_work() and (self._answers or self._by_request):
+            raise AssertionError(f"answers outlived their sequences: {sorted(self._answers)}")
+
+    def close(self) -> None:
+        self._executor.close()
+
+
+def _scheduler_request(answer: Answer, tokenizer: Tokenizer) -> Request:
+    params = answer.params
+    return Request(
+        id=answer.sequence_id,
+        prompt=answer.request.prompt,
+        max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,
+        stop_token_ids=params.stop_token_ids,
+        eos_token_ids=tuple(tokenizer.eos_token_ids),
+        ignore_eos=params.ignore_eos,
+        priority=answer.request.priority,
+        cache_salt=answer.request.cache_salt,
+        prompt_logprobs=params.prompt_logprobs is not None,
+    )

@@ -1,0 +1,83 @@
+"""The edge of the engine: whatever gets past it can be computed."""
+
+import itertools
+from collections.abc import Sequence
+
+import msgspec
+
+from shoal.engine.errors import InvalidRequest
+from shoal.engine.request import EngineRequest
+from shoal.engine.sampling.errors import InvalidParameter
+from shoal.engine.sampling.guided import GuidedCompiler
+from shoal.engine.sampling.params import SamplingParams
+from shoal.engine.sampling.validate import resolve_seed, validate_params, validate_token_ids
+from shoal.engine.text.tokenizer import Tokenizer
+from shoal.specs.model import ModelSpec
+
+PRIORITY_RANGE = (-1000, 1000)
+MAX_SALT = 256
+
+
+class Frontend:
+    """Checks and tokenizes requests. Thread-safe: holds no state but a counter."""
+
+    def __init__(
+        self,
+        model_name: str,
+        spec: ModelSpec,
+        tokenizer: Tokenizer,
+        max_model_len: int,
+        guided: GuidedCompiler,
+        seed: int | None,
+    ) -> None:
+        self.model_name = model_name
+        self.spec = spec
+        self.tokenizer = tokenizer
+        self.max_model_len = max_model_len
+        self._guided = guided
+        self._seed = seed
+        self._unseeded = itertools.count()
+
+    def prepare(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> EngineRequest:
+        """A request the engine can compute. Raises InvalidRequest: field, value, what is accepted."""
+        ids = tuple(self.tokenizer.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)
+        low, high = PRIORITY_RANGE
+        if not low <= priority <= high:
+            raise InvalidRequest("priority", priority, f"an integer from {low} to {high}")
+        if cache_salt is not None and not 1 <= len(cache_salt) <= MAX_SALT:
+            raise InvalidRequest("cache_salt", f"{len(cache_salt)} characters", f"1 to {MAX_SALT} characters")
+        try:
+            if not ids:
+                raise InvalidParameter("prompt", prompt, "at least one token")
+            validate_token_ids("prompt", ids, self.spec.vocab)
+            params = self._checked(params, len(ids))
+        except InvalidParameter as error:
+            raise InvalidRequest(error.field, error.value, error.accepted) from error
+        return EngineRequest(
+            request_id=request_id,
+            prompt=ids,
+            params=params,
+            priority=priority,
+            cache_salt=cache_salt,
+            text_prompt=isinstance(prompt, str),
+        )
+
+    def _checked(self, params: SamplingParams, prompt_length: int) -> SamplingParams:
+        validate_params(
+            params,
+            vocab_size=self.spec.vocab,
+            max_model_len=self.max_model_len,
+            prompt_length=prompt_length,
+            guided=self._guided,
+        )
+        if params.seed is None and self._seed is not None:
+            params = msgspec.structs.replace(params, seed=self._seed + next(self._unseeded))
+        return resolve_seed(params)

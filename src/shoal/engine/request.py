@@ -1,0 +1,19 @@
+"""A request on its way into the engine: checked, tokenized, complete."""
+
+import msgspec
+
+from shoal.engine.sampling.params import SamplingParams
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What `Frontend.prepare` makes and `EngineCore.add` takes. Everything in it has been validated."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    """With a seed, unless greedy."""
+    priority: int = 0
+    """Lower is served earlier."""
+    cache_salt: str | None = None
+    text_prompt: bool = False
+    """The prompt came as text to be continued, so a leading space of the answer is part of it."""
