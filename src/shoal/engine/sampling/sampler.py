@@ -95,6 +95,9 @@ class Sampler:
         self._guided = guided
         self._eos = tuple(eos_token_ids)
         self._live: dict[int, _Sequence] = {}
+        # Rows to work in: fresh ones of this size come from the kernel, which zeroes them page by page.
+        self._logits = np.empty(vocab_size, np.float32)
+        self._weights = np.empty(vocab_size, np.float32)
 
     def __len__(self) -> int:
         return len(self._live)
@@ -198,7 +201,8 @@ class Sampler:
             return _failed(row, _NON_FINITE)
         top = sequence.params.prompt_logprobs or 0
         prompt_logprobs = tuple(
-            token_logprobs(host[row.start + i], target, top) for i, target in enumerate(row.prompt_targets)
+            token_logprobs(host[row.start + i], target, top, self._weights)
+            for i, target in enumerate(row.prompt_targets)
         )
         tokens: list[int] = []
         logprobs: list[TokenLogprobs] = []
@@ -207,17 +211,42 @@ class Sampler:
         for i in range(len(row.drafts) + 1 if row.sample else 0):
             r = first + i
             try:
-                token = int(best[r]) if self._takes_best(sequence) else _choose(sequence, host[r], float(peaks[r]))
+                token = (
+                    int(best[r]) if self._takes_best(sequence) else self._choose(sequence, host[r], float(peaks[r]))
+                )
             except _Dead as dead:
                 error = None if tokens else str(dead)
                 break
             tokens.append(token)
             sequence.observe(token)
             if sequence.params.logprobs is not None:
-                logprobs.append(token_logprobs(host[r], token, sequence.params.logprobs))
+                logprobs.append(token_logprobs(host[r], token, sequence.params.logprobs, self._weights))
             if i == len(row.drafts) or token != row.drafts[i] or self._ends(sequence, token):
                 break
         return SampledSequence(row.sequence_id, tuple(tokens), tuple(logprobs), prompt_logprobs, error)
+
+    def _choose(self, sequence: _Sequence, raw: Floats, peak: float) -> int:
+        """One token from one row, by everything the sequence asks for. `raw` is left as it is."""
+        params, adjustments = sequence.params, sequence.adjustments
+        logits = raw
+        early = adjustments.early_stops if adjustments.holds_off_stops(sequence.output_length) else None
+        if adjustments.changes_logits or early is not None or sequence.guided is not None:
+            logits = self._logits
+            np.copyto(logits, raw)
+            adjustments.apply(logits)
+            if sequence.guided is not None:
+                if (failure := sequence.guided.mask(logits, early)) is not None:
+                    raise _Dead(failure)
+            elif early is not None:
+                logits[early] = -np.inf
+            best = int(logits.argmax())
+            peak = float(logits[best])
+            if not np.isfinite(peak):
+                raise _Dead("no token is left to choose: bias, min_tokens and the grammar exclude them all")
+            if sequence.greedy:
+                return best
+        weights = weights_of(logits, peak, params.temperature, self._weights)
+        return draw(weights, threshold_of(weights, params), uniform(sequence.seed, sequence.output_length))
 
     def _takes_best(self, sequence: _Sequence) -> bool:
         return sequence.plain and not sequence.adjustments.holds_off_stops(sequence.output_length)
@@ -232,26 +261,3 @@ _NON_FINITE = "the model produced a non-finite logit (NaN or infinity)"
 
 def _failed(row: SampleRow, error: str) -> SampledSequence:
     return SampledSequence(row.sequence_id, (), error=error)
-
-
-def _choose(sequence: _Sequence, raw: Floats, peak: float) -> int:
-    """One token from one row, by everything the sequence asks for. `raw` is left as it is."""
-    params, adjustments = sequence.params, sequence.adjustments
-    logits = raw
-    early = adjustments.early_stops if adjustments.holds_off_stops(sequence.output_length) else None
-    if adjustments.changes_logits or early is not None or sequence.guided is not None:
-        logits = raw.copy()
-        adjustments.apply(logits)
-        if sequence.guided is not None:
-            if (failure := sequence.guided.mask(logits, early)) is not None:
-                raise _Dead(failure)
-        elif early is not None:
-            logits[early] = -np.inf
-        best = int(logits.argmax())
-        peak = float(logits[best])
-        if not np.isfinite(peak):
-            raise _Dead("no token is left to choose: bias, min_tokens and the grammar exclude them all")
-        if sequence.greedy:
-            return best
-    weights = weights_of(logits, peak, params.temperature)
-    return draw(weights, threshold_of(weights, params), uniform(sequence.seed, sequence.output_length))
