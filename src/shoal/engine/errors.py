@@ -1,4 +1,4 @@
-"""Errors of one replica. Each names what was wrong and what would be accepted; none carries a traceback to a user."""
+"""Errors of one replica: each names what was wrong and what would be accepted. No traceback reaches a user."""
 
 
 class EngineError(Exception):
