@@ -1,0 +1,212 @@
+"""How long one step takes: roofline terms with calibrated shares, for planner, simulator, admission and router.
+
+A step reads the weights it touches, multiplies them with its tokens, reads and writes the cache, and talks to the
+other ranks; each part is bounded by memory or arithmetic, plus fixed times a layer and a step. The same formulas
+take floats and arrays of cases.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from shoal.plan.engine_constants import Constants
+from shoal.plan.numeric import ARRAY, SCALAR, Ops, Real, soft_max
+from shoal.plan.pool_work import PoolWork
+from shoal.specs.errors import SpecError
+
+LOG2 = 0.6931471805599453
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A prediction in seconds, with the interval that should contain the truth nine times in ten."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShape:
+    """One step's work. `prefill` holds (new tokens, tokens already in the cache) of each prompt chunk."""
+
+    prefill: tuple[tuple[int, int], ...] = ()
+    decode: int = 0
+    """Sequences that compute one token each."""
+    decode_context: int = 0
+    """Tokens in the cache of those sequences, summed."""
+    drafts: int = 0
+    """Speculative tokens to verify for each decoding sequence."""
+
+    def __post_init__(self) -> None:
+        for field in ("decode", "decode_context", "drafts"):
+            if getattr(self, field) < 0:
+                raise SpecError(f"batch.{field}", getattr(self, field), "0 or more")
+        if any(new < 1 or context < 0 for new, context in self.prefill):
+            raise SpecError("batch.prefill", self.prefill, "chunks of 1 or more new tokens after 0 or more cached")
+
+
+class StepTime(Protocol):
+    """One model of time for planner, simulator, admission and router."""
+
+    def seconds(self, batch: BatchShape) -> Estimate: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Seconds by cause; their sum is the step. The largest is what binds."""
+
+    weights: Real
+    """Reading dense weights or multiplying them, whichever is longer."""
+    experts: Real
+    attention: Real
+    """Reading the cache or computing attention, whichever is longer."""
+    communication: Real
+    overhead: Real
+
+    @property
+    def total(self) -> Real:
+        return self.weights + self.experts + self.attention + self.communication + self.overhead
+
+    def binding(self) -> str:
+        """The name of the largest term (of floats)."""
+        names = ("weights", "experts", "attention", "communication", "overhead")
+        return max(names, key=lambda name: float(getattr(self, name)))
+
+
+def _reduce(work: PoolWork, k: Constants, ranks: Real, size: Real, share: Real, ops: Ops) -> Real:
+    """One all-reduce of `size` bytes: a latency that grows with log₂ ranks, and 2(n−1)/n·S over the link."""
+    doublings = ops.maximum(ops.log(ranks) / LOG2 - 1.0, 0.0)
+    latency = k.reduce_latency * (1.0 + k.reduce_growth * doublings)
+    spent = latency + 2.0 * size * (1.0 - 1.0 / ranks) / (work.link * share)
+    return ops.where(ranks > 1.5, spent, 0.0)
+
+
+def _communication(work: PoolWork, k: Constants, tokens: Real, share: Real, ops: Ops) -> Real:
+    """Seconds of a pass's collectives; `tokens` rows on each attention rank."""
+    row = tokens * work.hidden * 2.0
+    attention = _reduce(work, k, work.tp, row, share, ops)
+    reduced = _reduce(work, k, work.span, row, share, ops)
+    fan = ops.minimum(work.top_k, work.span)
+    latency = k.reduce_latency * (1.0 + k.reduce_growth * ops.maximum(ops.log(work.span) / LOG2 - 1.0, 0.0))
+    # Dispatch in fp8, combine in bf16: k·h·(1 + 2) bytes a token, of which 1/n stays at home.
+    exchanged = 2.0 * latency + 3.0 * tokens * fan * work.hidden * (1.0 - 1.0 / work.span) / (work.link * share)
+    ffn = ops.where((work.attention_dp > 1.5) & (work.moe_layers > 0), exchanged, reduced)
+    near = work.layers * (attention + ffn)
+    boundary = (work.pp - 1.0) * (k.far_latency + row / work.far_link)
+    away = work.far * 2.0 * work.layers * (k.far_latency + row / work.far_link)
+    return near + away + boundary
+
+
+def _experts(
+    work: PoolWork, k: Constants, tokens: Real, rate: Real, ops: Ops
+) -> Real:
+    """Seconds of the routed experts for `tokens` of the whole worker."""
+    untouched = ops.exp(ops.maximum(tokens * work.touched_log, -60.0))
+    read = work.expert_bytes * (1.0 - untouched) / (work.bandwidth * k.expert_bandwidth)
+    multiplied = work.expert_ops * tokens / (work.expert_rate * rate)
+    crowded = 1.0 + k.imbalance * (work.ep / (tokens * ops.maximum(work.top_k, 1.0))) ** 0.5
+    crowded = ops.where(work.ep > 1.5, ops.minimum(crowded, 3.0), 1.0)
+    return ops.where(work.moe_layers > 0, soft_max(read, multiplied) * crowded, 0.0)
+
+
+def decode_terms(work: PoolWork, k: Constants, sequences: Real, context: Real, ops: Ops = ARRAY, width: Real = 1.0) -> Terms:
+    """One decode step of `sequences` on each attention rank, each with `context` cached tokens.
+
+    `width` tokens of each sequence are computed at once (1 + drafts): weights are read once, products, cache reads
+    and messages are multiplied.
+    """
+    tokens = sequences * width
+    whole = tokens * work.attention_dp
+    read = work.dense_bytes / (work.bandwidth * k.weight_bandwidth)
+    multiplied = work.attention_ops * tokens / (work.dense_rate * k.decode_rate)
+    seen = ops.minimum(context, work.attended)
+    # Ordinary MLA or GQA kernels read a cache element once for all heads; bytes as `cache_bytes` says.
+    cached = work.kv_elements * seen + work.window_elements * ops.minimum(context, work.window)
+    cache = sequences * (cached * k.cache_bytes + work.state_bytes) / (work.bandwidth * k.kv_bandwidth)
+    scores = tokens * work.decode_ops * seen / (work.attention_rate * k.decode_attention_rate)
+    overhead = (
+        work.layers * k.layer
+        + work.moe_layers * k.moe_layer
+        + k.step
+        + tokens * k.token
+        + ops.where(work.attention_dp > 1.5, work.layers * k.data_parallel_layer, 0.0)
+    )
+    return Terms(
+        weights=soft_max(read, multiplied),
+        experts=_experts(work, k, whole, k.decode_rate, ops),
+        attention=soft_max(cache, scores),
+        communication=_communication(work, k, tokens, k.link_share, ops),
+        overhead=overhead,
+    )
+
+
+def prefill_terms(work: PoolWork, k: Constants, tokens: Real, cached: Real, ops: Ops = ARRAY) -> Terms:
+    """One prefill pass of `tokens` prompt tokens on each attention rank, after `cached` tokens of the same prompt."""
+    whole = tokens * work.attention_dp
+    multiplied = work.attention_ops * tokens / (work.dense_rate * k.prefill_rate)
+    read = work.dense_bytes / (work.bandwidth * k.weight_bandwidth)
+    span = ops.minimum(tokens / 2.0 + cached, work.attended)
+    window = ops.minimum(tokens / 2.0 + cached, work.window)
+    local = work.window_elements / ops.maximum(work.kv_elements, 1.0)
+    scores = work.prefill_ops * tokens * (span + local * window) / (work.attention_rate * k.prefill_attention_rate)
+    return Terms(
+        weights=soft_max(read, multiplied),
+        experts=_experts(work, k, whole, k.prefill_expert_rate, ops),
+        attention=scores,
+        communication=_communication(work, k, tokens, k.prefill_link_share, ops),
+        overhead=work.layers * k.prefill_layer + tokens * k.prefill_token,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RooflineStepTime:
+    """`StepTime` from the roofline model: float formulas with everything about model and machine precomputed."""
+
+    work: PoolWork
+    constants: Constants
+    spread: float = 1.35
+    """Upper end of the 90 % interval over the mean (and the mean over the lower end)."""
+
+    def terms(self, batch: BatchShape) -> Terms:
+        """Seconds by cause of one step. Prefill and decode of a mixed step share one reading of the weights."""
+        work, k = self.work, self.constants
+        new = sum(chunk for chunk, _ in batch.prefill)
+        decode = batch.decode / work.attention_dp
+        parts: list[Terms] = []
+        if batch.decode:
+            context = batch.decode_context / batch.decode
+            parts.append(decode_terms(work, k, max(decode, 1.0), context, SCALAR, 1.0 + batch.drafts))
+        if new:
+            ranks = min(work.attention_dp, float(len(batch.prefill)))
+            cached = sum(chunk * context for chunk, context in batch.prefill) / new
+            pairs = sum(chunk * chunk for chunk, _ in batch.prefill) / new
+            parts.append(_chunks(work, k, new / ranks, cached, pairs))
+        if not parts:
+            return Terms(0.0, 0.0, 0.0, 0.0, 0.0)
+        return parts[0] if len(parts) == 1 else _mixed(work, k, parts[0], parts[1])
+
+    def seconds(self, batch: BatchShape) -> Estimate:
+        """Seconds of one step of this batch on one replica."""
+        mean = self.terms(batch).total
+        return Estimate(mean, mean / self.spread, mean * self.spread)
+
+
+def _chunks(work: PoolWork, k: Constants, tokens: float, cached: float, mean_chunk: float) -> Terms:
+    """Prefill of several chunks together: `mean_chunk` (weighted by tokens) sets how far attention reaches."""
+    whole = prefill_terms(work, k, tokens, 0.0, SCALAR)
+    reach = min(mean_chunk / 2.0 + cached, work.attended)
+    scores = work.prefill_ops * tokens * reach / (work.attention_rate * k.prefill_attention_rate)
+    return Terms(whole.weights, whole.experts, scores, whole.communication, whole.overhead)
+
+
+def _mixed(work: PoolWork, k: Constants, decode: Terms, prefill: Terms) -> Terms:
+    """Decode riding on a prefill pass: weights are read and layers launched once, the rest adds up."""
+    return Terms(
+        weights=max(decode.weights, prefill.weights),
+        experts=max(decode.experts, prefill.experts),
+        attention=decode.attention + prefill.attention,
+        communication=max(decode.communication, prefill.communication),
+        overhead=max(decode.overhead, prefill.overhead),
+    )
+
+

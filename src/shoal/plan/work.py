@@ -1,0 +1,202 @@
+"""What one token costs a model, in operations and bytes, before any machine is chosen.
+
+`model_work` adds up a `ModelSpec` once; everything after is arithmetic on the sums, so that an estimate costs
+microseconds. A model that is not known is guessed from the sizes in its name (`guess_work`), and says so.
+"""
+
+import re
+from dataclasses import dataclass
+
+from shoal.specs.model import AttentionSpec, FfnSpec, ModelSpec
+
+@dataclass(frozen=True, slots=True)
+class ModelWork:
+    """Sums over a model's layers. Weights are element counts; `_ops` are FLOPs."""
+
+    name: str
+    hidden: int
+    layers: int
+    moe_layers: int
+    attention_weights: float
+    """Projections of attention (and of linear-attention) layers."""
+    dense_weights: float
+    """Dense FFNs and shared experts."""
+    expert_weights: float
+    """One routed expert, summed over the layers that have experts."""
+    experts: int
+    """Routed experts a layer; 1 = none."""
+    top_k: int
+    head_weights: float
+    """The output projection."""
+    embedding_weights: float
+    """Input embedding, 0 where it is tied to the output projection."""
+    kv_elements: float
+    """Elements cached a token by layers that keep the whole context."""
+    kv_replicated: bool
+    """The cache cannot be split over tensor-parallel ranks (MLA)."""
+    kv_heads: int
+    window: float
+    """Tokens that the layers with a bounded context keep (their mean), 0 = no such layers."""
+    window_elements: float
+    """Elements cached a token, inside the window, by those layers."""
+    state_elements: float
+    """Elements of recurrent state a sequence, all layers."""
+    decode_ops: float
+    """Attention FLOPs of one new token for each cached token (MLA: absorbed form)."""
+    prefill_ops: float
+    """Attention FLOPs of one prompt token for each earlier token."""
+    attended: float
+    """Most tokens that full-context layers attend to (sparse attention); infinite where all."""
+    native: str
+    """Precision that the checkpoint is published in: `bf16`, `fp8`, `mxfp4`, `nvfp4`, `int4`, …"""
+    guessed: bool = False
+
+    @property
+    def active_weights(self) -> float:
+        """Weights that one token multiplies, without the input embedding."""
+        return self.attention_weights + self.dense_weights + self.expert_weights * self.top_k + self.head_weights
+
+    @property
+    def total_weights(self) -> float:
+        routed = self.expert_weights * self.experts if self.top_k else 0.0
+        return (
+            self.attention_weights + self.dense_weights + routed + self.head_weights + self.embedding_weights
+        )
+
+
+def _attention_weights(hidden: int, a: AttentionSpec) -> float:
+    if a.mla is not None:
+        m = a.mla
+        query = (
+            hidden * m.q_lora_rank + m.q_lora_rank * a.heads * (m.qk_nope_dim + m.qk_rope_dim)
+            if m.q_lora_rank
+            else hidden * a.heads * (m.qk_nope_dim + m.qk_rope_dim)
+        )
+        latent = hidden * (m.kv_lora_rank + m.qk_rope_dim) + m.kv_lora_rank * a.heads * (m.qk_nope_dim + m.v_dim)
+        return query + latent + a.heads * m.v_dim * hidden
+    if a.linear is not None and a.linear.value_heads:
+        # Gated linear layers: q and k of the key heads, v and its gate of the value heads, then the output.
+        state = a.linear
+        return hidden * (2 * state.key_heads * state.key_dim + 3 * state.value_heads * state.value_dim)
+    if a.compression is not None:
+        c = a.compression
+        query = hidden * c.q_lora_rank + c.q_lora_rank * a.heads * a.head_dim
+        return query + hidden * a.head_dim + a.heads * a.v_head_dim * c.o_lora_rank + c.o_groups * c.o_lora_rank * hidden
+    queries = a.heads * a.head_dim * (2 if a.output_gate else 1)
+    return hidden * (queries + a.kv_heads * (a.head_dim + a.v_head_dim) + a.heads * a.v_head_dim)
+
+
+def _ffn_weights(hidden: int, ffn: FfnSpec, width: int) -> float:
+    return hidden * width * (3 if ffn.gated else 2)
+
+
+def _native(spec: ModelSpec) -> str:
+    quantization = spec.quantization
+    if quantization is None:
+        return "bf16"
+    method = quantization.method
+    for known in ("nvfp4", "mxfp4", "fp8", "int8", "int4"):
+        if known in method:
+            return known
+    return "int4" if quantization.bits < 6 else "fp8" if quantization.bits < 12 else "bf16"
+
+
+def model_work(spec: ModelSpec) -> ModelWork:
+    """The sums for `spec`. Multi-token-prediction heads are not counted: engines load them only to speculate."""
+    hidden, moe = spec.hidden, [x.ffn for x in spec.layers if x.ffn.kind == "moe"]
+    router = moe[0].router if moe else None
+    cached = [x.attention for x in spec.layers if x.attention.kind != "linear"]
+    full = [a for a in cached if _bound(a) is None or a.compression is not None]
+    local = [a for a in cached if _bound(a) is not None]
+    states = [x.attention.linear for x in spec.layers if x.attention.linear is not None]
+    windows = [float(_bound(a) or 0) for a in local]
+    dense = sum(_ffn_weights(hidden, x.ffn, x.ffn.intermediate) for x in spec.layers if x.ffn.kind == "dense")
+    shared = sum(_ffn_weights(hidden, f, f.shared_intermediate + f.beside_dense) + 2 * hidden * f.latent for f in moe)
+    chosen = [a.indexer.top_k for a in full if a.indexer is not None]
+    return ModelWork(
+        name=spec.name,
+        hidden=hidden,
+        layers=len(spec.layers),
+        moe_layers=len(moe),
+        attention_weights=float(sum(_attention_weights(hidden, x.attention) for x in spec.layers)),
+        dense_weights=float(dense + shared),
+        expert_weights=float(sum(_ffn_weights(f.latent or hidden, f, f.intermediate) for f in moe)),
+        experts=router.experts if router else 1,
+        top_k=router.top_k if router else 0,
+        head_weights=float(hidden * spec.vocab),
+        embedding_weights=0.0 if spec.tied_embeddings else float(hidden * spec.vocab),
+        kv_elements=float(sum(_kv_elements(a) * _kept(a) for a in full)),
+        kv_replicated=any(a.mla is not None or a.compression is not None for a in full),
+        kv_heads=max([a.kv_heads for a in full + local if a.mla is None], default=1),
+        window=sum(windows) / len(windows) if windows else 0.0,
+        window_elements=float(sum(_kv_elements(a) for a in local)),
+        state_elements=float(sum(s.state_elements + s.conv_elements for s in states)),
+        decode_ops=float(sum(_decode_ops(a) * _kept(a) for a in full)),
+        prefill_ops=float(sum(_prefill_ops(a) * _kept(a) for a in full)),
+        attended=float(max(chosen)) if chosen else float("inf"),
+        native=_native(spec),
+    )
+
+
+def _bound(a: AttentionSpec) -> int | None:
+    return a.window if a.window is not None else a.chunk
+
+
+def _kept(a: AttentionSpec) -> float:
+    """Entries that a layer without a bound keeps for each token: fewer than one where tokens are summarized."""
+    if a.compression is None:
+        return 1.0
+    return 1.0 / a.compression.ratio if a.compression.ratio else 0.0
+
+
+def _kv_elements(a: AttentionSpec) -> float:
+    if a.mla is not None:
+        return a.mla.kv_lora_rank + a.mla.qk_rope_dim + (a.indexer.dim if a.indexer else 0)
+    if a.compression is not None:
+        return a.head_dim
+    return a.kv_heads * (a.head_dim + a.v_head_dim)
+
+
+def _decode_ops(a: AttentionSpec) -> float:
+    if a.mla is not None:
+        return 2.0 * a.heads * (2 * a.mla.kv_lora_rank + a.mla.qk_rope_dim)
+    return 2.0 * a.heads * (a.head_dim + a.v_head_dim)
+
+
+def _prefill_ops(a: AttentionSpec) -> float:
+    if a.mla is not None:
+        return 2.0 * a.heads * (a.mla.qk_nope_dim + a.mla.qk_rope_dim + a.mla.v_dim)
+    return 2.0 * a.heads * (a.head_dim + a.v_head_dim)
+
+
+_SIZE = re.compile(r"(?<![a-z0-9.])(?:(\d+)x)?(\d+(?:\.\d+)?)b(?![a-z])", re.IGNORECASE)
+_ACTIVE = re.compile(r"(?<![a-z0-9])a(\d+(?:\.\d+)?)b", re.IGNORECASE)
+_DEFAULT_BILLIONS = 70.0
+
+
+def guess_work(name: str) -> ModelWork:
+    """A stand-in for a model nobody described: the sizes in its name ("120B-A12B"), shaped like its peers.
+
+    Width and depth follow the usual proportion of transformers, parameters ≈ 12·layers·hidden². Without a size in
+    the name it is taken for a dense 70B. `guessed` is set, so that whoever uses it widens the interval.
+    """
+    active_match = _ACTIVE.search(name)
+    sizes = [float(count or 1) * float(size) for count, size in _SIZE.findall(name)]
+    total = max(sizes, default=_DEFAULT_BILLIONS) * 1e9
+    active = min(float(active_match[1]) * 1e9 if active_match else total, total)
+    hidden = int(128 * max(4, round((active / (12 * 0.012)) ** (1 / 3) / 128)))
+    layers = max(8, round(active / (12.0 * hidden * hidden)))
+    sparse = active < 0.8 * total
+    head_dim, kv_heads = 128, 8
+    attention = layers * hidden * (2.0 * hidden + 2 * kv_heads * head_dim)
+    head = hidden * 128_000.0
+    rest = max(active - attention - head, 0.2 * active)
+    top_k, experts = (8, max(16, round((total - attention - head) / rest * 8))) if sparse else (0, 1)
+    ops = 4.0 * hidden * layers
+    return ModelWork(
+        name=name, hidden=hidden, layers=layers, moe_layers=layers if sparse else 0, attention_weights=attention,
+        dense_weights=0.0 if sparse else rest, expert_weights=rest / top_k if sparse else 0.0, experts=experts,
+        top_k=top_k, head_weights=head, embedding_weights=head, kv_elements=2.0 * layers * kv_heads * head_dim,
+        kv_replicated=False, kv_heads=kv_heads, window=0.0, window_elements=0.0, state_elements=0.0,
+        decode_ops=ops, prefill_ops=ops, attended=float("inf"), native="bf16", guessed=True,
+    )  # fmt: skip
