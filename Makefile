@@ -58,10 +58,10 @@ clean:
 .make/serve-$(HASH): .make/venv
 	@test -e .make/dev-$(HASH) || { set -ex; \
 	  $(if $(TORCH_INDEX),$(PIP) install --index-url $(TORCH_INDEX) "$(TORCH)";) \
-	  $(PIP) install --quiet -e ".[serve]"; }
+	  $(PIP) install -e ".[serve]"; }
 	@touch $@
 
 .make/dev-$(HASH): .make/venv
 	$(if $(TORCH_INDEX),$(PIP) install --index-url $(TORCH_INDEX) "$(TORCH)")
-	$(PIP) install --quiet -e ".[dev]"
+	$(PIP) install -e ".[dev]"
 	@touch $@

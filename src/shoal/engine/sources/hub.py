@@ -1,7 +1,7 @@
 """A model from the Hugging Face hub, through huggingface_hub and its cache.
 
 The files stay in that cache, where other tools find them too; Shoal's own cache holds the manifest with their
-checksums. huggingface_hub resumes an interrupted file by itself.
+checksums. After an interruption huggingface_hub goes on with the files that had not arrived whole.
 """
 
 import shutil
@@ -76,21 +76,26 @@ class HubSource:
         return self._describe(staging, folder, chosen.main, records)
 
     def _download(self, staging: Path, sizes: dict[str, int], progress: Progress) -> Path:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.constants import HF_HUB_CACHE
+        from huggingface_hub import constants, snapshot_download
         from huggingface_hub.utils import tqdm
 
         class Quiet(tqdm):  # type: ignore[misc]
             def __init__(self, *args: Any, **options: Any) -> None:
                 super().__init__(*args, **(options | {"disable": True}))
 
-        blobs = Path(HF_HUB_CACHE) / f"models--{self.repo.replace('/', '--')}" / "blobs"
+        blobs = Path(constants.HF_HUB_CACHE) / f"models--{self.repo.replace('/', '--')}" / "blobs"
         total = sum(sizes.values())
         blobs.mkdir(parents=True, exist_ok=True)
         require_space(self.reference, blobs, max(0, total - bytes_below(blobs)))
         with self._errors(), _reporting(blobs, f"fetching {self.repo}", total, progress):
             return Path(
-                snapshot_download(self.repo, revision=self.revision, allow_patterns=sorted(sizes), tqdm_class=Quiet)
+                snapshot_download(
+                    self.repo,
+                    revision=self.revision,
+                    allow_patterns=sorted(sizes),
+                    tqdm_class=Quiet,
+                    endpoint=constants.ENDPOINT,
+                )
             )
 
     def _adopt(self, staging: Path, progress: Progress) -> tuple[Path, Manifest]:
@@ -126,10 +131,10 @@ class HubSource:
         return finished, Manifest(self.reference, main, records, revision=folder.name, root=str(folder))
 
     def _info(self) -> Any:
-        from huggingface_hub import HfApi
+        from huggingface_hub import HfApi, constants
 
         with self._errors():
-            return HfApi().model_info(
+            return HfApi(endpoint=constants.ENDPOINT).model_info(
                 self.repo, revision=self.revision, files_metadata=True, timeout=API_TIMEOUT_SECONDS
             )
 

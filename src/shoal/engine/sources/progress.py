@@ -41,9 +41,12 @@ def progress_bars() -> Iterator[Progress]:
     tasks: dict[str, widgets.TaskID] = {}
 
     def show(state: Transferred) -> None:
+        bars.start()  # only now: nothing is drawn where nothing is transferred; starting twice is allowed
         if state.label not in tasks:
             tasks[state.label] = bars.add_task(state.label, total=state.total)
         bars.update(tasks[state.label], completed=state.done, total=state.total)
 
-    with bars:
+    try:
         yield show
+    finally:
+        bars.stop()

@@ -161,9 +161,10 @@ class UrlSource:
         done = _hash_prefix(partial, digest, file.size)
         label = f"fetching {file.name}"
         try:
+            # Unbuffered: each read is one ranged request, and all that has arrived is on disk.
             with (
                 partial.open("r+b" if partial.exists() else "wb") as out,
-                filesystem.open(file.url, "rb", block_size=CHUNK_BYTES, cache_type="readahead") as source,
+                filesystem.open(file.url, "rb", block_size=CHUNK_BYTES, cache_type="none") as source,
             ):
                 out.seek(done)
                 out.truncate()

@@ -36,14 +36,27 @@ def resolve_model(
     source = _source(reference)
     if isinstance(source, LocalModel):
         return source
-    cache = ModelCache(cache_root(cache_dir))
     offline = _offline_by_environment() if offline is None else offline
+    cache = ModelCache(cache_root(cache_dir))
+    return obtain(source, cache, offline, progress, refresh, verify, lock_deadline_s)
+
+
+def obtain(
+    source: Source,
+    cache: ModelCache,
+    offline: bool = False,
+    progress: Progress = silent,
+    refresh: bool = False,
+    verify: bool = False,
+    lock_deadline_s: float = LOCK_DEADLINE_SECONDS,
+) -> LocalModel:
+    """The model of a source, from the cache where that has a whole copy; see `resolve_model`."""
     stored, damage = _usable(cache, source, verify=verify, progress=progress)
     if stored and (offline or not refresh):
         return _local(source, stored)
     if offline and damage:
-        raise SourceError(reference, damage)
-    with cache.lock(source.key, reference, lock_deadline_s, progress) as staging:
+        raise SourceError(source.reference, damage)
+    with cache.lock(source.key, source.reference, lock_deadline_s, progress) as staging:
         # Another process may have finished while we waited for the lock.
         stored, _ = _usable(cache, source, verify=verify and stored is None, progress=progress)
         if stored and (not refresh or source.current(stored)):
@@ -52,7 +65,7 @@ def resolve_model(
             finished, manifest = source.fetch(staging, stored, progress, offline=offline)
             return _local(source, cache.publish(source.key, finished, manifest))
         except OSError as error:
-            raise SourceError(reference, f"could not be written to {cache.root}: {error}") from error
+            raise SourceError(source.reference, f"could not be written to {cache.root}: {error}") from error
 
 
 def cached_models(cache_dir: Path | None = None) -> list[Stored]:
