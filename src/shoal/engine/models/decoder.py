@@ -137,8 +137,12 @@ class CausalLM(nn.Module):
             raise WeightsError(f"{len(missing)} of {len(targets)} tensors are missing: {_some(missing)}")
         if unknown:
             raise WeightsError(f"{len(unknown)} tensors are not of {self.spec.architecture}: {_some(unknown)}")
-        if self.spec.tied_embeddings and torch.equal(self.head.weight, self.embedding.weight):
+        if self._untied() and torch.equal(self.head.weight, self.embedding.weight):
             self.head.weight = self.embedding.weight
+
+    def _untied(self) -> bool:
+        """A head that the spec says is the embedding, and the checkpoint gave apart."""
+        return self.spec.tied_embeddings and self.head.weight is not self.embedding.weight
 
     def _own_head(self, name: str, tensor: Tensor) -> None:
         own = empty(tuple(self.embedding.weight.shape), self.embedding.weight.dtype, self.embedding.weight.device)

@@ -8,15 +8,16 @@ llama.cpp's converter (convert_hf_to_gguf.py) changes two things besides names, 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from gguf import GGUFReader, dequantize
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from torch import Tensor
 
 from shoal.engine.weights.errors import WeightsError
+from shoal.specs.errors import UnreadableModel
+from shoal.specs.gguf_header import GgufTensor, read_gguf_header
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)$")
 _LAYER_NAMES: Mapping[str, str] = {
@@ -52,6 +53,12 @@ _NORMS_BY_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
 }
 
 
+# Elements dequantized in one go: enough to hide numpy's overhead a call, few enough to stay in the cache.
+_CHUNK = 1 << 18
+# The gguf library takes 16 rows in one go, whatever their length.
+_ROWS_AT_ONCE = 16
+
+
 class GgufSource:
     """The tensors of one GGUF file."""
 
@@ -59,21 +66,17 @@ class GgufSource:
         """Raises WeightsError for a file that isn't whole GGUF, or of an architecture without a name table."""
         self._path = path
         try:
-            self._reader = GGUFReader(str(path))
-        except (OSError, ValueError, KeyError, IndexError, OverflowError) as error:
-            raise WeightsError(f"not a readable GGUF file, or cut short: {error}", file=path) from error
-        self._architecture = self._text("general.architecture")
+            header = read_gguf_header(path)
+        except UnreadableModel as error:
+            raise WeightsError(str(error), file=None) from error
+        self._values = header.values
+        self._architecture = str(header.values.get("general.architecture"))
         if self._architecture not in _NORMS_BY_ARCHITECTURE:
             known = ", ".join(_NORMS_BY_ARCHITECTURE)
             raise WeightsError(f"architecture {self._architecture!r} is not read; accepted: {known}", file=path)
-        size = path.stat().st_size
-        self._tensors: dict[str, Any] = {}
-        for tensor in self._reader.tensors:
-            end = int(tensor.data_offset) + int(tensor.n_bytes)
-            if end > size:
-                raise WeightsError(f"cut short: {size} bytes, expected {end}", file=path, tensor=tensor.name)
-            if tensor.name not in _IGNORED:
-                self._tensors[self._hf_name(tensor.name)] = tensor
+        self._tensors: dict[str, GgufTensor] = {
+            self._hf_name(name): tensor for name, tensor in header.tensors.items() if name not in _IGNORED
+        }
 
     def names(self) -> Sequence[str]:
         return list(self._tensors)
@@ -81,20 +84,19 @@ class GgufSource:
     def shape(self, name: str) -> tuple[int, ...]:
         if name not in self._tensors:
             raise WeightsError("no such tensor", file=self._path, tensor=name)
-        # ggml counts dimensions from the innermost.
-        return tuple(int(size) for size in reversed(self._tensors[name].shape))
+        return self._tensors[name].shape
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Dequantized to float32."""
+        data = np.memmap(self._path, dtype=np.uint8, mode="r")
         for name, entry in self._tensors.items():
             try:
-                values: npt.NDArray[np.float32] = dequantize(entry.data, entry.tensor_type)
+                values = _dequantized(data[entry.offset : entry.offset + entry.size_bytes], entry.kind)
             except NotImplementedError as error:
-                kind = entry.tensor_type.name
-                raise WeightsError(f"type {kind} can't be dequantized", file=self._path, tensor=name) from error
-            # Unquantized data are a view of the read-only map, which torch warns of; nobody writes to them.
-            values = values if values.flags.writeable else values.copy()
-            yield name, self._restored(name, torch.from_numpy(values).view(self.shape(name)))
+                raise WeightsError(
+                    f"type {entry.kind} can't be dequantized", file=self._path, tensor=name
+                ) from error
+            yield name, self._restored(name, torch.from_numpy(values).view(entry.shape))
 
     def _restored(self, name: str, tensor: Tensor) -> Tensor:
         if self._architecture == "gemma3" and name.endswith("norm.weight"):
@@ -116,16 +118,24 @@ class GgufSource:
         mapped = _LAYER_NAMES.get(part) or _NORMS_BY_ARCHITECTURE[self._architecture].get(part)
         return name if mapped is None else f"model.layers.{layer}.{mapped}.{kind}"
 
-    def _text(self, key: str) -> str:
-        field = self._reader.fields.get(key)
-        return str(field.contents()) if field is not None else ""
-
     def _count(self, key: str, default: int | None = None) -> int:
-        field = self._reader.fields.get(key)
-        value = default if field is None else field.contents()
+        value = self._values.get(key, default)
         if not isinstance(value, int) or value < 1:
             raise WeightsError(f"{key} is {value!r}; accepted: a positive integer", file=self._path)
         return value
+
+
+def _dequantized(raw: npt.NDArray[np.uint8], kind: str) -> npt.NDArray[np.float32]:
+    """Flat numbers of a tensor's bytes, in memory of its own. Raises NotImplementedError for an unknown type."""
+    ggml_type = GGMLQuantizationType[kind]
+    block, block_bytes = GGML_QUANT_SIZES[ggml_type]
+    blocks = len(raw) // block_bytes
+    # Rows may be cut anywhere between blocks.
+    rows = min(blocks, max(1, blocks * block * _ROWS_AT_ONCE // _CHUNK))
+    while blocks % rows:
+        rows -= 1
+    values: npt.NDArray[np.float32] = dequantize(raw.reshape(rows, -1), ggml_type)
+    return np.array(values, dtype=np.float32, copy=not values.flags.writeable).reshape(-1)
 
 
 def _unpermuted(tensor: Tensor, heads: int) -> Tensor:
