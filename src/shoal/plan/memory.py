@@ -15,7 +15,7 @@ from shoal.specs.catalog.engines import EngineMemory
 from shoal.specs.errors import SpecError
 from shoal.specs.layout import Layout
 from shoal.specs.model import ModelSpec, QuantizationSpec
-from shoal.specs.sizes import StoredGroup, mtp_bytes, stored_groups
+from shoal.specs.sizes import StoredGroup, stored_groups
 from shoal.specs.traffic import MAX_TOKENS, positive
 
 Verdict = Literal["fits", "weights do not fit", "no room for KV", "context does not fit", "batch does not fit"]
@@ -216,13 +216,14 @@ def stage_weights(
     Args:
         quantization: how weights are stored; None: as in the checkpoint.
         mxfp4_row: see `EngineMemory`.
-        mtp: with the multi-token-prediction layers, whole on the last stage's every device.
+        mtp: with the multi-token-prediction layers, which lie on the last stage.
     """
     held = _held(model, quantization, layout.tp, layout.ep, layout.moe_tp, mxfp4_row)
     totals = [sum(map(operator.mul, held, counts)) for counts in _placement(model, quantization, layout.pp)]
     if mtp:
-        # Engines shard them as they do a layer, with an expert group: the routed experts are nearly all of it.
-        totals[-1] += mtp_bytes(model, quantization) / layout.stage_ranks
+        for stored in stored_groups(model, quantization, mtp=True):
+            each = _per_layer(model, stored, layout.tp, layout.ep, layout.moe_tp, mxfp4_row)
+            totals[-1] += each * len(stored.group.layers)
     return tuple(totals)
 
 
@@ -281,7 +282,7 @@ def _attention_share(model: ModelSpec, stored: StoredGroup, tp: int) -> float:
     """As `_share`; query heads that tp does not divide follow their KV heads, whole groups at a time."""
     group = stored.group
     if group.part == "attention" and group.shard in ("column", "row") and group.units % tp and group.layers:
-        attention = model.layers[group.layers[0]].attention
+        attention = model.layers[min(group.layers[0], len(model.layers) - 1)].attention
         if attention.kind == "gqa" and group.units == attention.heads:
             return -(-attention.kv_heads // min(tp, attention.kv_heads)) / attention.kv_heads
     return _share(stored, tp)

@@ -10,7 +10,7 @@ from itertools import product
 from typing import Literal
 
 from shoal.specs.errors import SpecError
-from shoal.specs.model import FfnSpec, ModelSpec
+from shoal.specs.model import FfnSpec, ModelSpec, QuantizationSpec
 
 Axis = Literal["tp", "pp", "ep", "dp", "cp"]
 AXES: tuple[Axis, ...] = ("tp", "pp", "ep", "dp", "cp")
@@ -72,16 +72,19 @@ class Layout:
         parts = [f"{axis}{getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1]
         return " ".join(parts) or "tp1"
 
-    def problems(self, model: ModelSpec, even_heads: bool = False) -> list[LayoutProblem]:
+    def problems(
+        self, model: ModelSpec, even_heads: bool = False, quantization: QuantizationSpec | None = None
+    ) -> list[LayoutProblem]:
         """Every rule that this layout breaks for `model`; empty when it is valid.
 
         `even_heads`: the engine needs tp to divide the query heads, and the KV heads to divide or be divided by it
         (vLLM, SGLang, TensorRT-LLM). Shoal's engine deals whole KV groups unevenly and does not.
+        `quantization`: how the weights are to be stored; None: as in the checkpoint.
         """
         return [
             *self._stage_problems(model),
             *self._head_problems(model, even_heads),
-            *self._expert_problems(model),
+            *self._expert_problems(model, quantization or model.quantization),
         ]
 
     def _stage_problems(self, model: ModelSpec) -> list[LayoutProblem]:
@@ -106,7 +109,7 @@ class Layout:
                 found.append(LayoutProblem("width", message))
         return found
 
-    def _expert_problems(self, model: ModelSpec) -> list[LayoutProblem]:
+    def _expert_problems(self, model: ModelSpec, quantization: QuantizationSpec | None) -> list[LayoutProblem]:
         moe = _shapes(model).moe
         if not moe:
             if self.ep == 1:
@@ -115,13 +118,12 @@ class Layout:
         if self.stage_ranks % self.ep:
             message = f"ep={self.ep} does not divide the {self.stage_ranks} ranks of a stage (tp·cp·dp)"
             return [LayoutProblem("expert-group", message)]
-        return [problem for ffn in moe for problem in self._expert_shape(ffn, model)]
+        return [problem for ffn in moe for problem in self._expert_shape(ffn, quantization)]
 
-    def _expert_shape(self, ffn: FfnSpec, model: ModelSpec) -> list[LayoutProblem]:
+    def _expert_shape(self, ffn: FfnSpec, quantization: QuantizationSpec | None) -> list[LayoutProblem]:
         experts = ffn.router.experts if ffn.router is not None else 0
         if self.ep > experts:
             return [LayoutProblem("expert-count", f"ep={self.ep} leaves a rank without one of {experts} experts")]
-        quantization = model.quantization
         unit = 1
         if quantization is not None and quantization.method == "fp8_block" and quantization.group:
             unit = quantization.group[0]
@@ -131,11 +133,13 @@ class Layout:
             return [LayoutProblem("expert-width", message)]
         return []
 
-    def nearest_valid(self, model: ModelSpec, even_heads: bool = False) -> "Layout | None":
+    def nearest_valid(
+        self, model: ModelSpec, even_heads: bool = False, quantization: QuantizationSpec | None = None
+    ) -> "Layout | None":
         """The valid layout of the same number of devices, or failing that of the most that are fewer, nearest to
         this one (fewest axes changed, then the smallest factor of change); None if there is none."""
         for world in range(self.world, 0, -1):
-            valid = [c for c in layouts(world, model) if not c.problems(model, even_heads)]
+            valid = [c for c in layouts(world, model) if not c.problems(model, even_heads, quantization)]
             if valid:
                 return min(valid, key=self._distance)
         return None
@@ -147,12 +151,14 @@ class Layout:
             factor *= max(mine, theirs) / min(mine, theirs)
         return len(changed), factor, -other.tp
 
-    def validate(self, model: ModelSpec, even_heads: bool = False) -> "Layout":
+    def validate(
+        self, model: ModelSpec, even_heads: bool = False, quantization: QuantizationSpec | None = None
+    ) -> "Layout":
         """This layout, if it is valid for `model`; else `SpecError` with the rules broken and the nearest valid."""
-        problems = self.problems(model, even_heads)
+        problems = self.problems(model, even_heads, quantization)
         if not problems:
             return self
-        nearest = self.nearest_valid(model, even_heads)
+        nearest = self.nearest_valid(model, even_heads, quantization)
         advice = (
             f"a layout that keeps this rule, nearest {nearest.label()}" if nearest else "another model or layout"
         )

@@ -44,9 +44,14 @@ def weight_bytes(spec: ModelSpec, method: QuantizationSpec | str | None = None) 
     return _weight_bytes(spec, _resolved(spec, method))
 
 
-def stored_groups(spec: ModelSpec, method: QuantizationSpec | str | None = None) -> tuple[StoredGroup, ...]:
-    """Every tensor group with its bytes; one that is converted in some layers only is split in two. Cached."""
-    return _stored_groups(spec, _resolved(spec, method), False)
+def stored_groups(
+    spec: ModelSpec, method: QuantizationSpec | str | None = None, mtp: bool = False
+) -> tuple[StoredGroup, ...]:
+    """Every tensor group with its bytes; one that is converted in some layers only is split in two. Cached.
+
+    `mtp`: those of the multi-token-prediction layers instead.
+    """
+    return _stored_groups(spec, _resolved(spec, method), mtp)
 
 
 def mtp_bytes(spec: ModelSpec, method: QuantizationSpec | str | None = None) -> int:

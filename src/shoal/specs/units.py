@@ -82,6 +82,29 @@ def _unit_hint(unit: str, dimension: Dimension) -> str:
     return f"{unit!r} is not a unit of {dimension}"
 
 
+_COUNT = re.compile(r"(\d+(?:\.\d+)?(?:[eE]\+?\d+)?)\s*([KMBT]?)")
+_DECIMAL = MappingProxyType({"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12})
+
+
+def parse_count(text: str, field: str) -> float:
+    """A number of parameters or users such as "70B", "1.04T" or "200": decimal suffixes K, M, B, T."""
+    match = _COUNT.fullmatch(text.strip())
+    value = float(match[1]) * _DECIMAL[match[2]] if match else 0.0
+    if not 0 < value < math.inf:
+        raise SpecError(field, text, "a number greater than zero such as 70B, 1.04T, 135M or 200")
+    return value
+
+
+def parse_tokens(text: str, field: str) -> int:
+    """A length in tokens such as "8192", "8K" or "1M", where K is 1024 and M its square, as contexts are named."""
+    match = _COUNT.fullmatch(text.strip())
+    scale = {"": 1, "K": 1024, "M": 1024**2}.get(match[2]) if match else None
+    value = float(match[1]) * scale if match and scale else 0.0
+    if not 1 <= value < math.inf or not value.is_integer():
+        raise SpecError(field, text, "a whole number of tokens such as 8192, 8K (8192) or 1M")
+    return int(value)
+
+
 def gigabytes(value: float) -> str:
     """Bytes in both conventions, e.g. "80.0 GB (74.5 GiB)", so that neither can be taken for the other."""
     return f"{value / 1e9:,.1f} GB ({value / 2**30:,.1f} GiB)"

@@ -19,11 +19,12 @@ from shoal.specs.model import (
     LinearStateSpec,
     MlaSpec,
     ModelSpec,
+    MtpSpec,
     NormSpec,
     RopeSpec,
     RouterSpec,
 )
-from shoal.specs.sizes import weight_bytes
+from shoal.specs.sizes import mtp_bytes, weight_bytes
 
 ROPE = RopeSpec("default", 10_000.0, 64, 4096)
 DENSE = FfnSpec("dense", 1024, "silu")
@@ -239,3 +240,15 @@ def test_bad_input_names_its_field(arguments: dict[str, object], field: str) -> 
     with pytest.raises(SpecError) as caught:
         replica_memory(dense(), Layout(), size, load_catalog().engine("vllm"), **given)  # type: ignore[arg-type]
     assert caught.value.field == field
+
+
+def test_prediction_layers_lie_on_the_last_stage_and_are_cut_as_layers_are() -> None:
+    layer = LayerSpec(gqa(), MOE)
+    spec = replace(model(*[layer] * 4), mtp=MtpSpec(1, layer))
+    extra = mtp_bytes(spec)
+    assert extra > 0
+    assert stage_weights(spec, Layout(), mtp=True)[0] == stage_weights(spec, Layout())[0] + extra
+    first, last = stage_weights(spec, Layout(pp=2), mtp=True)
+    assert (first, last) == (stage_weights(spec, Layout(pp=2))[0], stage_weights(spec, Layout(pp=2))[1] + extra)
+    cut = stage_weights(spec, Layout(tp=4), mtp=True)[0] - stage_weights(spec, Layout(tp=4))[0]
+    assert extra / 4 < cut < extra

@@ -1,0 +1,265 @@
+"""`shoal calc`: the arithmetic of sizing, one question a command."""
+
+from typing import Annotated
+
+import typer
+
+from shoal.cli.calc_inputs import (
+    Answer,
+    Catalogs,
+    Context,
+    Dtype,
+    Gpu,
+    HeadDim,
+    Json,
+    KvDtype,
+    KvHeads,
+    Layers,
+    Memory,
+    Model,
+    Params,
+    Users,
+    cache_of,
+    device_of,
+    model_of,
+    show,
+    weights_of,
+)
+from shoal.plan import calc
+from shoal.specs.errors import SpecError
+from shoal.specs.layout import Layout
+from shoal.specs.units import decimal_bytes, duration, gigabytes, parse_quantity, parse_tokens
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Arithmetic of sizing: weights, KV cache, fit, bubbles, hand-off, cost. GB is 10^9 bytes, GiB 2^30.",
+)
+
+Headroom = Annotated[float, typer.Option(help="Share of a device kept free for runtime and activations.")]
+Degree = Annotated[int, typer.Option(min=1, help="Degree of this parallel axis.")]
+
+
+@app.command()
+def weights(
+    model: Model = None, params: Params = None, dtype: Dtype = None,
+    tp: Degree = 1, pp: Degree = 1, ep: Degree = 1, dp: Degree = 1,
+    catalog: Catalogs = None, as_json: Json = False,
+) -> None:  # fmt: skip
+    """Bytes of the weights; with --model exact, by part, and on the fullest device of a layout."""
+    name, total = weights_of(model, params, dtype, catalog)
+    rows = [("all weights", gigabytes(total))]
+    values: dict[str, object] = {"model": name, "weight_bytes": total}
+    if model is not None:
+        from shoal.plan.memory import stage_weights
+        from shoal.specs.sizes import weight_bytes
+        from shoal.specs.tensors import parameter_counts
+
+        spec = model_of(model, catalog)
+        counts, parts = parameter_counts(spec), weight_bytes(spec, dtype)
+        rows.insert(0, ("parameters", f"{counts.total / 1e9:,.2f}B, {counts.active / 1e9:,.2f}B a token"))
+        for part in ("embedding", "attention", "dense_ffn", "shared_experts", "routed_experts", "lm_head"):
+            if getattr(parts, part):
+                rows.append((f"  {part.replace('_', ' ')}", gigabytes(getattr(parts, part))))
+        layout = Layout(tp=tp, pp=pp, ep=ep, dp=dp).validate(spec)
+        per_stage = stage_weights(spec, layout, dtype)
+        rows.append((f"fullest device of {layout.label()}", gigabytes(max(per_stage))))
+        values |= {"parameters": counts.total, "active": counts.active, "worst_device_bytes": max(per_stage)}
+    elif (tp, pp, ep, dp) != (1, 1, 1, 1):
+        raise SpecError("model", None, "--model: a layout cuts tensors, and a parameter count has none")
+    show(Answer(f"Weights of {name}", rows, values), as_json)
+
+
+@app.command()
+def kv(
+    model: Model = None, context: Context = "8K", users: Users = "1", kv_dtype: KvDtype = "bf16",
+    layers: Layers = None, kv_heads: KvHeads = None, head_dim: HeadDim = None,
+    catalog: Catalogs = None, as_json: Json = False,
+) -> None:  # fmt: skip
+    """Bytes of the KV cache: a token, a sequence, all users."""
+    token, sequence, total = cache_of(model, (layers, kv_heads, head_dim), kv_dtype, context, users, catalog)
+    rows = [
+        ("each further token", f"{decimal_bytes(token)} ({token:,.0f} bytes)"),
+        (f"one sequence of {context}", gigabytes(sequence)),
+        (f"all users ({users})", gigabytes(total)),
+    ]
+    values: dict[str, object] = {"bytes_per_token": token, "sequence_bytes": sequence, "total_bytes": total}
+    show(Answer(f"KV cache in {kv_dtype}", rows, values), as_json)
+
+
+@app.command()
+def fit(
+    model: Model = None, params: Params = None, dtype: Dtype = None, gpu: Gpu = None, memory: Memory = None,
+    context: Context = "8K", users: Users = "1", kv_dtype: KvDtype = "bf16", headroom: Headroom = calc.HEADROOM,
+    layers: Layers = None, kv_heads: KvHeads = None, head_dim: HeadDim = None,
+    tp: Degree = 1, pp: Degree = 1, ep: Degree = 1, dp: Degree = 1,
+    engine: Annotated[str, typer.Option(help="Engine whose memory use is assumed for the layout.")] = "vllm",
+    engine_version: Annotated[str | None, typer.Option(help="Its version; default: the newest known.")] = None,
+    catalog: Catalogs = None, as_json: Json = False,
+) -> None:  # fmt: skip
+    """How many devices hold weights and cache; with --model and --gpu also what one layout and engine hold."""
+    name, held = weights_of(model, params, dtype, catalog)
+    _, _, cached = cache_of(model, (layers, kv_heads, head_dim), kv_dtype, context, users, catalog)
+    device, size = device_of(gpu, memory, catalog)
+    count = calc.devices_needed(held + cached, size, headroom)
+    rows = [
+        ("weights", gigabytes(held)),
+        (f"KV of {users} x {context}", gigabytes(cached)),
+        (f"usable of {device}", f"{gigabytes(size * (1 - headroom))}, {headroom:.0%} kept free"),
+        ("devices needed", f"{count.exact:.3f}, so {count.label()}"),
+    ]
+    values: dict[str, object] = {
+        "weight_bytes": held, "cache_bytes": cached, "exact": count.exact, "count": count.count,
+        "too_close_to_call": count.too_close,
+    }  # fmt: skip
+    if model is not None and gpu is not None:
+        layout = Layout(tp=tp, pp=pp, ep=ep, dp=dp)
+        _usable(model, gpu, count, rows, values, catalog)
+        _layout(model, gpu, layout, dtype, kv_dtype, context, engine, engine_version, rows, values, catalog)
+    show(Answer(f"{name} on {device}", rows, values), as_json)
+
+
+def _usable(
+    model: str, gpu: str, count: calc.DeviceCount, rows: list[tuple[str, str]], values: dict[str, object],
+    catalog: Catalogs,
+) -> None:  # fmt: skip
+    from shoal.specs.catalog import load_catalog
+
+    spec = model_of(model, catalog)
+    heads, per_node = spec.layers[0].attention.heads, load_catalog(catalog or ()).accelerator(gpu).devices_per_node
+    usable = calc.usable_count(count.count, heads, len(spec.layers), per_node)
+    reasons = dict.fromkeys(reason for _, reason in usable.passed_over)
+    passed = f"; {count.count} to {usable.count - 1} are passed over: {', '.join(reasons)}" if reasons else ""
+    rows.append(("as one replica", f"{usable.count} as tp{usable.tp} pp{usable.pp}{passed}"))
+    values["usable_count"] = usable.count
+
+
+def _layout(
+    model: str, gpu: str, layout: Layout, dtype: str | None, kv_dtype: str, context: str, engine: str,
+    version: str | None, rows: list[tuple[str, str]], values: dict[str, object], catalog: Catalogs,
+) -> None:  # fmt: skip
+    from shoal.plan.memory import replica_memory
+    from shoal.specs.catalog import load_catalog
+
+    spec, known = model_of(model, catalog), load_catalog(catalog or ())
+    constants = known.engine(engine, version)
+    size = known.accelerator(gpu).device_bytes
+    replica = replica_memory(spec, layout.validate(spec), size, constants, quantization=dtype, kv_dtype=kv_dtype)
+    worst, length = replica.worst, parse_tokens(context, "context")
+    title = f"{layout.label()} under {constants.engine} (constants since {constants.since})"
+    rows += [
+        ("", ""),
+        (title, replica.verdict(length)),
+        ("  weights, fullest device", gigabytes(worst.weights)),
+        ("  activations", gigabytes(worst.activation)),
+        ("  runtime, graphs, withheld", gigabytes(worst.runtime + worst.graphs + worst.withheld)),
+        ("  left for KV", gigabytes(worst.kv_room)),
+        (f"  sequences of {context} at once", f"{replica.max_batch(length):,}"),
+        ("  longest that fits alone", f"{replica.max_context(1):,.0f} tokens; trained for {spec.max_position:,}"),
+    ]
+    values["layout"] = {
+        "label": layout.label(), "verdict": replica.verdict(length), "weights": worst.weights,
+        "activation": worst.activation, "runtime": worst.runtime, "graphs": worst.graphs,
+        "withheld": worst.withheld, "kv_room": worst.kv_room, "max_batch": replica.max_batch(length),
+        "max_context": replica.max_context(1),
+    }  # fmt: skip
+
+
+@app.command()
+def bubble(
+    stages: Annotated[int, typer.Option(help="Pipeline stages, K.")],
+    micro_batches: Annotated[int, typer.Option("--micro-batches", help="Micro-batches in flight, M.")],
+    as_json: Json = False,
+) -> None:
+    """Idle share of a pipeline, (K - 1)/(M + K - 1)."""
+    share = calc.bubble(stages, micro_batches)
+    rows = [("idle", f"{share:.1%}"), ("for a tenth or less", f"{9 * (stages - 1)} micro-batches or more")]
+    notes = ["GPipe's bound for training: serving has no flush, so that a full pipeline idles less."]
+    show(Answer(f"{stages} stages, {micro_batches} micro-batches", rows, {"idle_share": share}, notes), as_json)
+
+
+@app.command()
+def handoff(
+    size: Annotated[str | None, typer.Option(help='Bytes to move, e.g. "68 GB"; or --model and --context.')] = None,
+    model: Model = None, context: Context = "8K", kv_dtype: KvDtype = "bf16",
+    bandwidth: Annotated[str | None, typer.Option(help='Of a port, e.g. "400 Gb/s"; or --gpu for its NIC.')] = None,
+    gpu: Gpu = None,
+    ports: Annotated[int, typer.Option(help="Ports used at once.")] = 1,
+    efficiency: Annotated[float, typer.Option(help="Share of line rate reached.")] = 1.0,
+    overlap_layers: Annotated[int, typer.Option(help="Layers streamed while prefill runs; 1: none.")] = 1,
+    catalog: Catalogs = None, as_json: Json = False,
+) -> None:  # fmt: skip
+    """Time to move a sequence's KV from a prefill to a decode replica."""
+    if size is not None:
+        moved = parse_quantity(size, "bytes", "size")
+    elif model is not None:
+        _, moved, _ = cache_of(model, (None, None, None), kv_dtype, context, "1", catalog)
+    else:
+        raise SpecError("size", None, '--size such as "68 GB", or --model and --context')
+    rate = _bandwidth(bandwidth, gpu, catalog)
+    seconds = calc.handoff_seconds(moved, rate, ports, efficiency, 0.0, overlap_layers)
+    rows = [
+        ("to move", gigabytes(moved)),
+        ("link", f"{ports} x {rate / 1e9:,.1f} GB/s ({rate * 8 / 1e9:,.0f} Gb/s) at {efficiency:.0%}"),
+        ("time", duration(seconds)),
+    ]
+    show(Answer("Hand-off", rows, {"bytes": moved, "bandwidth": rate, "seconds": seconds}), as_json)
+
+
+def _bandwidth(bandwidth: str | None, gpu: str | None, catalog: Catalogs) -> float:
+    from shoal.specs.catalog import load_catalog
+
+    if bandwidth is not None:
+        return parse_quantity(bandwidth, "bytes/s", "bandwidth")
+    if gpu is None:
+        raise SpecError("bandwidth", None, '--bandwidth such as "400 Gb/s", or --gpu')
+    nic = load_catalog(catalog or ()).accelerator(gpu).nic
+    if nic is None:
+        raise SpecError("gpu", gpu, "an accelerator whose network is known, or --bandwidth")
+    return nic.bandwidth
+
+
+@app.command()
+def cost(
+    devices: Annotated[float, typer.Option(help="Devices running (a mean may be fractional).")],
+    price: Annotated[str | None, typer.Option(help='Of a device-hour, e.g. "2 USD/h"; or --gpu.')] = None,
+    gpu: Gpu = None,
+    rented: Annotated[bool, typer.Option(help="With --gpu: the price of renting instead of owning.")] = False,
+    tokens_per_second: Annotated[
+        float | None, typer.Option("--tokens-per-second", help="Of all devices together, when busy.")
+    ] = None,
+    utilization: Annotated[float, typer.Option(help="Share of the time they are busy.")] = 1.0,
+    catalog: Catalogs = None, as_json: Json = False,
+) -> None:  # fmt: skip
+    """Dollars a day, and a million tokens."""
+    rate = _price(price, gpu, rented, catalog)
+    day = calc.cost_per_day(devices, rate)
+    rows = [("price", f"{rate:,.2f} USD a device-hour"), ("a day", f"{day:,.0f} USD")]
+    values: dict[str, object] = {"usd_per_device_hour": rate, "usd_per_day": day}
+    if tokens_per_second is not None:
+        million = calc.cost_per_million(devices, rate, tokens_per_second, utilization)
+        rows.append((f"a million tokens at {utilization:.0%} use", f"{million:,.4f} USD"))
+        values["usd_per_million_tokens"] = million
+    show(Answer(f"{devices:g} devices", rows, values), as_json)
+
+
+def _price(price: str | None, gpu: str | None, rented: bool, catalog: Catalogs) -> float:
+    from shoal.specs.catalog import load_catalog
+
+    if price is not None:
+        return parse_quantity(price, "usd/h", "price")
+    if gpu is None:
+        raise SpecError("price", None, '--price such as "2 USD/h", or --gpu')
+    basis = "rented" if rented else "owned"
+    known = load_catalog(catalog or ()).accelerator(gpu).price("rented" if rented else "owned")
+    if known is None:
+        raise SpecError("gpu", gpu, f"an accelerator whose price ({basis}) is known, or --price")
+    return known
+
+
+@app.command()
+def example(as_json: Json = False) -> None:
+    """The worked example: 70B parameters, 200 users of 8K each, on three sizes of device."""
+    from shoal.cli.calc_example import show_example
+
+    show_example(as_json)

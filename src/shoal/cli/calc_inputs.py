@@ -1,0 +1,117 @@
+"""What the calculators' options mean: a model, a device, a KV cache; and how their answers are printed."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.plan.calc import gqa_bytes_per_token, kv_bytes, weight_bytes
+from shoal.plan.kv import kv_dtype_bytes, sequence_curve
+from shoal.specs import sizes
+from shoal.specs.catalog import load_catalog
+from shoal.specs.errors import SpecError
+from shoal.specs.model import ModelSpec
+from shoal.specs.quantization import quantization
+from shoal.specs.units import parse_count, parse_quantity, parse_tokens
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON in base units (bytes, seconds, USD) instead.")]
+Model = Annotated[str | None, typer.Option(help="A catalogued model, or a config.json, GGUF file or directory.")]
+Params = Annotated[str | None, typer.Option(help="Parameters, e.g. 70B, where there is no --model.")]
+Dtype = Annotated[
+    str | None,
+    typer.Option(help="How weights are stored: bf16, fp8_block, int4, … (as the checkpoint; else bf16)."),
+]
+KvDtype = Annotated[str, typer.Option("--kv-dtype", help="How the cache is stored: bf16, fp8, …")]
+Gpu = Annotated[str | None, typer.Option(help="A catalogued accelerator, e.g. h100.")]
+Memory = Annotated[str | None, typer.Option(help='Memory of a device, e.g. "80 GB", where there is no --gpu.')]
+Context = Annotated[str, typer.Option(help="Tokens a sequence holds, e.g. 8K (8192).")]
+Users = Annotated[str, typer.Option(help="Sequences held at once.")]
+Catalogs = Annotated[list[Path] | None, typer.Option("--catalog", help="A catalogue file of your own; repeatable.")]
+Layers = Annotated[int | None, typer.Option(help="Layers, where there is no --model.")]
+KvHeads = Annotated[int | None, typer.Option("--kv-heads", help="KV heads, where there is no --model.")]
+HeadDim = Annotated[int | None, typer.Option("--head-dim", help="Width of a head, where there is no --model.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a calculator found: rows for a reader, values for a program."""
+
+    title: str
+    rows: Sequence[tuple[str, str]]
+    values: dict[str, object]
+    notes: Sequence[str] = ()
+
+
+def show(answer: Answer, as_json: bool) -> None:
+    """Print an answer as a table, or as JSON."""
+    if as_json:
+        typer.echo(json.dumps(answer.values, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=answer.title, title_justify="left", show_header=False, box=None, padding=(0, 2))
+    for label, value in answer.rows:
+        table.add_row(label, value)
+    console = Console()
+    console.print(table, highlight=False, markup=False)
+    for note in answer.notes:
+        console.print(f"  {note}", highlight=False, markup=False)
+
+
+def model_of(name: str, catalogs: Sequence[Path] | None) -> ModelSpec:
+    """The model at a path, or of this name in the catalogue."""
+    from shoal.specs.catalog.models import catalog_model
+    from shoal.specs.parse import load_model_spec
+
+    return load_model_spec(name) if Path(name).exists() else catalog_model(name, catalogs or ())
+
+
+def weights_of(
+    model: str | None, params: str | None, dtype: str | None, catalogs: Sequence[Path] | None
+) -> tuple[str, float]:
+    """(what the model is called, bytes of its weights)."""
+    if model is not None and params is not None:
+        raise SpecError("params", params, "either --model or --params, not both")
+    if model is not None:
+        spec = model_of(model, catalogs)
+        return spec.name, float(sizes.weight_bytes(spec, dtype).total)
+    if params is None:
+        raise SpecError("model", None, "--model NAME, or --params such as 70B")
+    method = quantization(dtype or "bf16")
+    return f"{params} parameters", weight_bytes(parse_count(params, "params"), method.bits / 8)
+
+
+def cache_of(
+    model: str | None,
+    shape: tuple[int | None, int | None, int | None],
+    kv_dtype: str,
+    context: str,
+    users: str,
+    catalogs: Sequence[Path] | None,
+) -> tuple[float, float, float]:
+    """(bytes a further token adds, bytes of a sequence, bytes of all users)."""
+    length, count = parse_tokens(context, "context"), parse_count(users, "users")
+    if model is not None:
+        curve = sequence_curve(model_of(model, catalogs), kv_dtype)
+        held = curve.bytes(length)
+        return curve.final_rate, held, held * count
+    layers, kv_heads, head_dim = shape
+    for field, value in (("layers", layers), ("kv-heads", kv_heads), ("head-dim", head_dim)):
+        if value is None:
+            raise SpecError(field, None, "--model NAME, or --layers, --kv-heads and --head-dim")
+    token = gqa_bytes_per_token(layers or 0, kv_heads or 0, head_dim or 0, kv_dtype_bytes(kv_dtype))
+    return token, kv_bytes(token, length), kv_bytes(token, length, count)
+
+
+def device_of(gpu: str | None, memory: str | None, catalogs: Sequence[Path] | None) -> tuple[str, float]:
+    """(name, nominal bytes) of a device."""
+    if gpu is not None:
+        accelerator = load_catalog(catalogs or ()).accelerator(gpu)
+        return accelerator.name, accelerator.memory_bytes
+    if memory is None:
+        raise SpecError("gpu", None, '--gpu NAME, or --memory such as "80 GB"')
+    return memory, parse_quantity(memory, "bytes", "memory")
