@@ -72,7 +72,7 @@ def serve(
 
     engine = EngineOptions(
         model=model,
-        served_name=served_name,
+        served_name=served_name or default_name(model),
         dtype=_dtype(dtype),
         device=device,
         block_size=block_size,
@@ -106,7 +106,7 @@ def _run(engine: EngineOptions, server: ServerOptions, console: Console, demo_pr
 
     sock = bind(server)
     url = url_of(sock)
-    name = engine.served_name or default_name(engine.model)
+    name = engine.served_name or engine.model
 
     async def greet(replica: Replica) -> None:
         show_ready(console, replica, url, server, engine.block_size)

@@ -1,0 +1,132 @@
+"""Real replicas for the end-to-end tests: own thread, own event loop, real sockets, real engine."""
+
+import asyncio
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+
+from shoal.engine.options import EngineOptions
+from shoal.engine.server.lifecycle import Replica
+from shoal.engine.server.listening import bind, url_of
+from shoal.engine.server.state import ServerOptions
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def eventually(condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.01)
+
+
+class Running:
+    """A replica that is ready."""
+
+    def __init__(self, url: str, name: str, replica: Replica) -> None:
+        self.url = url
+        self.name = name
+        self.replica = replica
+
+    def client(self, timeout: float = 120) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=timeout, trust_env=False)
+
+    def idle(self) -> bool:
+        engine = self.replica.engine
+        assert engine is not None
+        stats = engine.stats()
+        return stats.running == 0 and stats.waiting == 0 and stats.kv_used_blocks == 0
+
+    def check(self) -> None:
+        """Everything has ended, and free + cached + owned == total."""
+        eventually(self.idle, "every request has left the engine")
+        engine = self.replica.engine
+        assert engine is not None
+        engine.check()
+
+
+@contextlib.contextmanager
+def running(options: EngineOptions, server: ServerOptions | None = None) -> Iterator[Running]:
+    """Serve until the block ends; its failure is the block's."""
+    server = server or ServerOptions(port=0, drain_seconds=0)
+    sock = bind(server)
+    url = url_of(sock)
+    name = options.served_name or options.model
+    started = threading.Event()
+    found: list[Replica] = []
+    failed: list[BaseException] = []
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def ready(replica: Replica) -> None:
+        started.set()
+
+    async def main() -> None:
+        loops.append(asyncio.get_running_loop())
+        found.append(Replica(options, server, name))
+        await found[0].run(sock, ready)
+
+    def run() -> None:
+        try:
+            asyncio.run(main())
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            started.set()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert started.wait(100), "not ready within 100 s"
+    if failed:
+        raise failed[0]
+    try:
+        yield Running(url, name, found[0])
+    finally:
+        with contextlib.suppress(RuntimeError):
+            loops[0].call_soon_threadsafe(found[0].stop)
+        thread.join(30)
+    assert not thread.is_alive()
+    if failed:
+        raise failed[0]
+
+
+def tiny_llama(folder: Path) -> Path:
+    """A random-weight Llama with a byte tokenizer (0.1 M parameters): real in every way but sense."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=260,
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        bos_token_id=None,
+        eos_token_id=256,
+        initializer_range=0.3,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens(["<eos>"])
+    inner.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<eos>",
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
