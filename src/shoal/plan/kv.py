@@ -42,7 +42,10 @@ class KvCurve:
 
     def bytes(self, length: float) -> float:
         """Bytes of a sequence of `length` tokens."""
-        return self.constant + sum(rate * min(length, cap) for rate, cap in self.pieces)
+        total = self.constant
+        for rate, cap in self.pieces:
+            total += rate * (length if length < cap else cap)
+        return total
 
     @property
     def rate(self) -> float:

@@ -68,8 +68,9 @@ class ReplicaMemory:
         fewest = math.inf
         for stage in self.stages:
             needed = stage.curve.bytes(context)
-            fewest = min(fewest, math.floor(stage.kv_room / needed) if needed > 0 else math.inf)
-        if math.isinf(fewest):
+            if needed > 0:
+                fewest = min(fewest, stage.kv_room // needed)
+        if fewest == math.inf:
             raise SpecError("model", "no layer keeps KV", "a model with attention layers")
         return max(0, int(fewest)) * self.layout.dp
 
