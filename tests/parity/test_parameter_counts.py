@@ -80,7 +80,7 @@ def _same_attention(spec: ModelSpec, model: Any) -> None:
             continue
         assert layer.attention.scale == pytest.approx(module.scaling, rel=1e-12)
         # Some modules keep the window, the others (Mistral, Mixtral) read the config when they run.
-        uniform = getattr(model.config, "sliding_window", None)
+        uniform = getattr(model.config, "sliding_window", None) or None
         assert layer.attention.window == getattr(module, "sliding_window", uniform)
         assert layer.attention.sinks == (getattr(module, "sinks", None) is not None)
 
