@@ -20,6 +20,9 @@ from shoal.engine.sampling.params import GuidedParams
 MAX_SOURCE_CHARS = 256 * 1024
 """Longest schema, regex, choice list or grammar accepted."""
 _MAX_COMPILED = 64
+_JSON_LAYOUT = {"whitespace_pattern": r"[ \t\r\n]{0,40}"}
+"""White space allowed between JSON tokens: room for a line break and indentation, but no endless run of it, in
+which small models get lost."""
 
 
 class GuidedState:
@@ -101,6 +104,11 @@ class GuidedCompiler:
         """Compile (and keep) a constraint; raises `InvalidParameter` with the parser's own reason."""
         self._matcher(guided)
 
+    @property
+    def cached(self) -> int:
+        """Compiled constraints held."""
+        return len(self._compiled)
+
     def _matcher(self, guided: GuidedParams) -> Any:
         with self._lock:
             if (found := self._compiled.get(guided)) is not None:
@@ -129,12 +137,12 @@ def grammar_of(guided: GuidedParams) -> str:
     try:
         match guided.kind:
             case "json_object":
-                return str(matcher.grammar_from_json_schema('{"type": "object"}'))
+                return str(matcher.grammar_from_json_schema('{"type": "object"}', overrides=_JSON_LAYOUT))
             case "json_schema":
                 schema = json.loads(guided.value)
                 if not isinstance(schema, dict | bool):
                     raise ValueError("a JSON schema is an object")
-                return str(matcher.grammar_from_json_schema(json.dumps(schema)))
+                return str(matcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON_LAYOUT))
             case "regex":
                 return str(matcher.grammar_from_regex(guided.value))
             case "choice":

@@ -99,7 +99,9 @@ class Sampler:
         self._logits = np.empty(vocab_size, np.float32)
         self._weights = np.empty(vocab_size, np.float32)
 
-    def __len__(self) -> int:
+    @property
+    def live_sequences(self) -> int:
+        """Sequences whose state is held; for leak checks."""
         return len(self._live)
 
     def add(self, sequence_id: int, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> None:

@@ -85,7 +85,8 @@ class TokenPieces:
     def _make(self, token_id: int) -> Piece:
         token: str | None = self._tokenizer.id_to_token(token_id) if token_id >= 0 else None
         if token is None:
-            return Piece(b"")
+            # As decoding skips it, it does not even end a run of byte tokens.
+            return Piece(b"", is_byte=True)
         if self.family == "byte_level":
             # A token with a character outside the alphabet (an added token with a space) is plain text.
             stand_ins = [self._stand_ins.get(character) for character in token]
