@@ -1,1 +1,21 @@
 """The mesh of ranks and the collectives between them."""
+
+from shoal.engine.parallel.group import CollectiveTimeout, Group, SoloGroup
+from shoal.engine.parallel.mesh import Coordinates, Mesh, MeshSpec
+from shoal.engine.parallel.shard import HeadShard, balance_stages, shard_heads, split
+from shoal.engine.parallel.traffic import TrafficCounters, Volume
+
+__all__ = [
+    "CollectiveTimeout",
+    "Coordinates",
+    "Group",
+    "HeadShard",
+    "Mesh",
+    "MeshSpec",
+    "SoloGroup",
+    "TrafficCounters",
+    "Volume",
+    "balance_stages",
+    "shard_heads",
+    "split",
+]
