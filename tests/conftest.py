@@ -2,9 +2,12 @@
 
 import contextlib
 import gc
+import importlib.util
 import os
+import shutil
 import time
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import psutil
@@ -47,6 +50,16 @@ def shared_data() -> Path:
     return folder
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a browser where there is none: `make test` runs everything that can run here."""
+    browsers = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    if any(shutil.which(name) for name in browsers) and importlib.util.find_spec("playwright"):
+        return
+    for item in items:
+        if item.get_closest_marker("browser"):
+            item.add_marker(pytest.mark.skip(reason="needs Chromium and the playwright package"))
+
+
 def _held() -> dict[str, set[str]]:
     """What this process holds that a test could forget: by kind, named so that a failure says what leaked."""
     me = psutil.Process()
@@ -69,6 +82,8 @@ def no_leaks() -> Iterator[None]:
     Request it *before* fixtures that start something, so that it is torn down after them. What is being closed gets
     a few seconds: sockets and children end asynchronously.
     """
+    # Python starts this helper process at the first shared-memory segment and keeps it: not the test's.
+    resource_tracker.ensure_running()
     gc.collect()
     before, files_before = _held(), psutil.Process().num_fds()
     yield

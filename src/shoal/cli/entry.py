@@ -67,6 +67,8 @@ def _dispatch(arguments: list[str]) -> int:
         app.command()(target)
         target = app
     result = typer.main.get_command(target).main(rest, prog_name=f"shoal {name}", standalone_mode=False)
+    if result == INTERRUPTED:  # typer turned Ctrl-C into its code
+        _say("interrupted")
     return result if isinstance(result, int) else 0
 
 

@@ -99,7 +99,10 @@ def cpu_quota(cgroup: Path = CGROUP) -> float | None:
 
 
 def cgroup_memory(cgroup: Path = CGROUP) -> tuple[int | None, int]:
-    """(limit, used) of the cgroup in bytes; limit None: no limit. Page cache that can be dropped is not `used`."""
+    """(limit, used) of the cgroup in bytes; limit None: no limit. Page cache that can be dropped is not `used`.
+
+    `cgroup` is the root a container sees, which is its own; limits of a nested cgroup are not looked for.
+    """
     v2 = (cgroup / "memory.max", cgroup / "memory.current", cgroup / "memory.stat")
     v1 = (
         cgroup / "memory/memory.limit_in_bytes",
@@ -113,8 +116,10 @@ def cgroup_memory(cgroup: Path = CGROUP) -> tuple[int | None, int]:
         # v1 says "no limit" with a huge number, rounded down to a page.
         if limit == "max" or int(limit) >= 1 << 60:
             return None, int(used)
-        inactive = re.search(r"^(?:total_)?inactive_file (\d+)$", _read(stat_file) or "", re.MULTILINE)
-        return int(limit), max(0, int(used) - (int(inactive[1]) if inactive else 0))
+        # v1 states its own share and, as total_, that of its children too; `used` covers both.
+        stat = dict(line.split() for line in (_read(stat_file) or "").splitlines())
+        droppable = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
+        return int(limit), max(0, int(used) - droppable)
     return None, 0
 
 

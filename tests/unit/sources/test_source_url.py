@@ -4,6 +4,7 @@ import hashlib
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -151,6 +152,23 @@ def test_killed_download_leaves_no_model_and_goes_on(s3: Store, tmp_path: Path) 
     s3.requests.clear()
     assert resolve_model(reference, cache_dir=tmp_path).path.read_bytes() == GGUF
     assert min(s3.fetched("models/tiny/m.gguf")) >= 4 << 20, "what was there must not be fetched again"
+
+
+def test_ctrl_c_ends_at_once_though_the_store_is_silent(s3: Store, tmp_path: Path) -> None:
+    s3.hold_after = 1 << 20
+    command = [*SHOAL, "pull", "s3://models/tiny/m.gguf", "--cache-dir", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        until(lambda: s3.requests, "the body is asked for")
+        process.send_signal(signal.SIGINT)
+        output, message = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert output == ""
+    assert message.endswith("interrupted\n")
+    assert "Traceback" not in message
+    assert cached_models(tmp_path) == []
 
 
 def test_object_replaced_between_attempts_starts_over(s3: Store, tmp_path: Path) -> None:

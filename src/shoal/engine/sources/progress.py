@@ -49,4 +49,5 @@ def progress_bars() -> Iterator[Progress]:
     try:
         yield show
     finally:
-        bars.stop()
+        if tasks:
+            bars.stop()

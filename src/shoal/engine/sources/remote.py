@@ -90,13 +90,15 @@ class UrlSource:
                 return known
             return self._fetch_file(filesystem, file, finished, progress, stop)
 
-        with ThreadPoolExecutor(PARALLEL_FILES) as pool:
-            try:
-                records = list(pool.map(one, files))
-            except BaseException:
-                stop.set()
-                pool.shutdown(cancel_futures=True)
-                raise
+        pool = ThreadPoolExecutor(PARALLEL_FILES)
+        try:
+            records = list(pool.map(one, files))
+        except BaseException as error:
+            stop.set()
+            # Ctrl-C must not wait for a store that is silent; the threads write nothing more once `stop` is set.
+            pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
+            raise
+        pool.shutdown()
         for leftover in finished.glob("*.version"):
             leftover.unlink()
         return finished, Manifest(self.reference, main, tuple(records))
@@ -169,7 +171,7 @@ class UrlSource:
                 out.seek(done)
                 out.truncate()
                 source.seek(done)
-                while done < file.size and not stop.is_set() and (chunk := source.read(CHUNK_BYTES)):
+                while done < file.size and (chunk := source.read(CHUNK_BYTES)) and not stop.is_set():
                     out.write(chunk)
                     digest.update(chunk)
                     done += len(chunk)

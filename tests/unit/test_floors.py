@@ -1,0 +1,162 @@
+"""The house rules that a reader can't check by eye: who imports whom, what stays pure, how long a file may be."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "shoal"
+FLOORS = ("specs", "policy", "plan", "sim", "engine", "fleet", "bench", "observe", "cli")
+# Free of frameworks, so that planning and simulating start at once and run anywhere.
+LIGHT = ("specs", "policy", "plan", "sim")
+HEAVY = {
+    *("torch", "transformers", "tokenizers", "safetensors", "llguidance", "huggingface_hub", "fsspec"),
+    *("http", "urllib", "socket", "ssl", "requests", "httpx", "aiohttp", "starlette", "uvicorn", "fastapi", "zmq"),
+    *("pydantic", "prometheus_client", "openai", "subprocess", "ray"),
+}
+# A policy is told the time and gets its randomness as a seed; it starts nothing.
+IMPURE = {
+    "time",
+    "datetime",
+    "random",
+    "secrets",
+    "threading",
+    "asyncio",
+    "multiprocessing",
+    "concurrent",
+    "os",
+    "io",
+}
+LONGEST_FILE_LINES = 400
+# The package's own front door: hands out `LLM` on first use.
+TOP = "__init__"
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One import statement's target, as a dotted name."""
+
+    module: str
+    line: int
+    checking_only: bool
+    """Under `if TYPE_CHECKING:`: never executed."""
+
+
+def sources() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def floor_of(path: Path) -> str:
+    relative = path.relative_to(SOURCE)
+    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+
+
+def imports(path: Path) -> Iterator[Import]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    checking = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+    package = ("shoal", *path.relative_to(SOURCE).parent.parts)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                yield Import(name.name, node.lineno, id(node) in checking)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = ".".join(filter(None, [base, node.module]))
+            # `from shoal import engine` imports the module `shoal.engine`.
+            for name in node.names if module == "shoal" else []:
+                yield Import(f"shoal.{name.name}", node.lineno, id(node) in checking)
+            yield Import(module, node.lineno, id(node) in checking)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "__import__"):
+            argument = node.args[0] if node.args else None
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                yield Import(argument.value, node.lineno, id(node) in checking)
+
+
+def violations(floors: tuple[str, ...], forbidden: set[str]) -> list[str]:
+    """Executed imports of a forbidden top-level module from files of some floors."""
+    return [
+        f"{path.relative_to(SOURCE)}:{found.line} imports {found.module}"
+        for path in sources()
+        if floor_of(path) in floors
+        for found in imports(path)
+        if found.module.split(".")[0] in forbidden and not found.checking_only
+    ]
+
+
+def test_every_package_has_a_floor() -> None:
+    packages = {p.parent.name for p in SOURCE.glob("*/__init__.py")}
+    assert packages == set(FLOORS)
+
+
+def test_a_package_imports_only_from_the_floors_above_it() -> None:
+    wrong = []
+    for path in sources():
+        floor = floor_of(path)
+        if floor == TOP:
+            continue
+        allowed = FLOORS[: FLOORS.index(floor) + 1]
+        for found in imports(path):
+            parts = found.module.split(".")
+            if parts[0] == "shoal" and len(parts) > 1 and parts[1] in FLOORS and parts[1] not in allowed:
+                wrong.append(f"{path.relative_to(SOURCE)}:{found.line} ({floor}) imports {found.module}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_light_floors_import_no_framework() -> None:
+    wrong = violations(LIGHT, HEAVY)
+    assert not wrong, "\n".join(wrong)
+
+
+def test_policy_is_pure() -> None:
+    wrong = violations(("policy",), IMPURE)
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_module_of_the_public_front_door_is_heavy() -> None:
+    front = SOURCE / "__init__.py"
+    at_import = {
+        node for node in ast.parse(front.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)
+    }
+    assert {ast.unparse(node) for node in at_import} <= {"from typing import TYPE_CHECKING, Any"}
+
+
+def test_files_are_short() -> None:
+    long = {
+        str(p.relative_to(SOURCE)): n
+        for p in sources()
+        if (n := len(p.read_text().splitlines())) > LONGEST_FILE_LINES
+    }
+    assert not long, f"over {LONGEST_FILE_LINES} lines: {long}"
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = [str(p.relative_to(SOURCE)) for p in sources() if not ast.get_docstring(ast.parse(p.read_text()))]
+    assert not silent, f"no docstring: {silent}"
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("import torch.nn", ["torch.nn"]),
+        ("def f():\n    from shoal import fleet", ["shoal.fleet", "shoal"]),
+        ("from .. import engine", ["shoal.engine", "shoal"]),
+        ("from ..fleet import x", ["shoal.fleet"]),
+        ("import importlib\nimportlib.import_module('shoal.cli')", ["importlib", "shoal.cli"]),
+    ],
+)
+def test_the_checker_sees_every_way_to_import(
+    code: str, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("test_floors.SOURCE", tmp_path)
+    file = tmp_path / "specs" / "module.py"
+    file.parent.mkdir()
+    file.write_text(code)
+    assert [i.module for i in imports(file)] == expected
