@@ -46,21 +46,8 @@ def byte_level_tokenizer(templates: dict[str, str] | None = None) -> Tokenizer:
 
 def sentencepiece_tokenizer() -> Tokenizer:
     """Llama 2's kind: pieces with ▁, byte fallback, a leading space dropped from the text."""
-    words = [
-        "<unk>",
-        *(f"<0x{b:02X}>" for b in range(256)),
-        "▁",
-        "h",
-        "e",
-        "w",
-        "o",
-        "r",
-        "l",
-        "d",
-        "▁w",
-        "he",
-        "ö",
-    ]
+    pieces = ["▁", "h", "e", "w", "o", "r", "l", "d", "▁w", "he", "ö"]
+    words = ["<unk>", *(f"<0x{b:02X}>" for b in range(256)), *pieces]
     merges = [("▁", "w"), ("h", "e")]
     model = models.BPE({w: i for i, w in enumerate(words)}, merges, unk_token="<unk>", byte_fallback=True)
     backend = tokenizers.Tokenizer(model)

@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from shoal.engine.text.tool_bodies import loads
+
 _INSTRUCTIONS = """\
 You can call the functions listed between <tools> and </tools>, one JSON description a line:
 <tools>
@@ -27,13 +29,18 @@ def with_tool_prompt(
     return [{"role": "system", "content": prompt}, *rewritten]
 
 
+def _as_call(function: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        arguments = loads(arguments) or arguments
+    return {"name": function["name"], "arguments": arguments}
+
+
 def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(message)
     calls = result.pop("tool_calls", None)
     if calls:
-        listed = [
-            {"name": call["function"]["name"], "arguments": call["function"].get("arguments", {})} for call in calls
-        ]
+        listed = [_as_call(call["function"]) for call in calls]
         written = f"<tool_call>{json.dumps(listed, ensure_ascii=False)}</tool_call>"
         result["content"] = f"{result['content']}\n{written}" if result.get("content") else written
     elif result.get("role") == "tool":
