@@ -1,8 +1,10 @@
 """From options to a running replica: find the model, size its memory, read its weights."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 
 from shoal.engine.core import EngineCore, Observer
@@ -12,10 +14,12 @@ from shoal.engine.frontend import Frontend
 from shoal.engine.kv.budget import KvBudget, available_memory, kv_budget
 from shoal.engine.kv.cache import KvCache, kv_block_bytes
 from shoal.engine.models import build_model
+from shoal.engine.models.decoder import CausalLM
 from shoal.engine.options import EngineOptions
+from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.sampling.guided import GuidedCompiler
 from shoal.engine.sampling.sampler import Sampler
-from shoal.engine.sources import LocalModel, resolve_model
+from shoal.engine.sources import resolve_model
 from shoal.engine.text.tokenizer import load_tokenizer
 from shoal.engine.weights import open_weights
 from shoal.engine.worker import Worker
@@ -32,9 +36,10 @@ def load_engine(options: EngineOptions, observer: Observer | None = None) -> tup
     found = resolve_model(options.model, cache_dir, offline=options.offline or None)
     spec = load_model_spec(found.path)
     tokenizer = load_tokenizer(found.path)
-    device, dtype = torch.device(options.device), compute_dtype(options, spec)
     guided = GuidedCompiler(tokenizer.json, spec.vocab, tuple(tokenizer.eos_token_ids))
-    worker, budget = _load_worker(options, found, spec, device, dtype, guided, tuple(tokenizer.eos_token_ids))
+    loaded = load_worker(options, Mesh.single(), found.path, spec, guided, tuple(tokenizer.eos_token_ids))
+    budget = loaded.budget
+    executor = InProcessExecutor(loaded.worker(budget.num_blocks))
     frontend = Frontend(
         model_name=options.served_name or found.name,
         spec=spec,
@@ -53,27 +58,57 @@ def load_engine(options: EngineOptions, observer: Observer | None = None) -> tup
             prefix_caching=options.prefix_caching,
         )
     )
-    core = EngineCore(scheduler, InProcessExecutor(worker), tokenizer, options.step_timeout, observer)
+    core = EngineCore(scheduler, executor, tokenizer, options.step_timeout, observer)
     return core, frontend
 
 
-def _load_worker(
+@dataclass(frozen=True, slots=True)
+class LoadedRank:
+    """A rank that has its weights and no KV memory yet: how much it gets is the least that any rank can have."""
+
+    options: EngineOptions
+    mesh: Mesh
+    spec: ModelSpec
+    model: CausalLM
+    sampler: Sampler
+    dtype: torch.dtype
+    device: torch.device
+    budget: KvBudget
+    """What this rank alone could have."""
+
+    def worker(self, num_blocks: int) -> Worker:
+        """Allocate `num_blocks` KV blocks, the null block included, and be ready for steps."""
+        kv = KvCache(self.spec, num_blocks, self.options.block_size, self.dtype, self.device)
+        return Worker(self.model, kv, self.sampler, self.device)
+
+
+def load_worker(
     options: EngineOptions,
-    found: LocalModel,
+    mesh: Mesh,
+    path: Path,
     spec: ModelSpec,
-    device: torch.device,
-    dtype: torch.dtype,
-    guided: GuidedCompiler,
+    guided: GuidedCompiler | None,
     eos_token_ids: tuple[int, ...],
-) -> tuple[Worker, KvBudget]:
+) -> LoadedRank:
+    """Read one rank's share of the weights. `guided` compiles grammars, on ranks that sample.
+
+    Raises UnsupportedModel, WeightsError or OutOfMemory.
+    """
+    device, dtype = torch.device(options.device), compute_dtype(options, spec)
     limit = min(options.max_model_len or spec.max_position, spec.max_position)
     model = build_model(spec, dtype, device, limit)
-    model.load(open_weights(found.path).tensors())
+    model.load(open_weights(path).tensors())
     block_bytes = kv_block_bytes(spec, options.block_size, dtype)
-    budget = kv_budget(options, block_bytes, spec.max_position, _memory_of(device))
-    kv = KvCache(spec, budget.num_blocks, options.block_size, dtype, device)
+    # The scheduler's block is as long as the blocks of all context-parallel ranks together.
+    logical = msgspec.structs.replace(options, block_size=options.block_size * mesh.spec.cp)
+    budget = kv_budget(logical, block_bytes, spec.max_position, _memory_of(device) // _sharers(mesh, device))
     sampler = Sampler(spec.vocab, device, guided, eos_token_ids)
-    return Worker(model, kv, sampler, device), budget
+    return LoadedRank(options, mesh, spec, model, sampler, dtype, device, budget)
+
+
+def _sharers(mesh: Mesh, device: torch.device) -> int:
+    """Ranks that take from the same memory. On CPU as if all were on this host, which is at worst too careful."""
+    return mesh.spec.world if device.type == "cpu" else 1
 
 
 def _memory_of(device: torch.device) -> int:

@@ -5,8 +5,10 @@ from typing import Literal
 import msgspec
 
 from shoal.engine.errors import InvalidOption
+from shoal.engine.parallel.mesh import MeshSpec
 
 DTYPES = ("auto", "float32", "bfloat16")
+COLLECTIVES = ("auto", "shm", "gloo", "nccl")
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,9 +42,32 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     offline: bool = False
     step_timeout: float = 300.0
     """Seconds after which a step that has not come back is a dead rank."""
+    tp: int = 1
+    """Tensor parallel: ranks that every matrix is cut over."""
+    pp: int = 1
+    """Pipeline stages of contiguous layers."""
+    dp: int = 1
+    """Data-parallel lanes within the replica, each with its own scheduler and KV memory."""
+    cp: int = 1
+    """Context parallel: ranks that every sequence is striped over."""
+    ep: int = 1
+    """Groups of ranks that share out the experts; regroups dp·cp·tp. Alone, it means as many lanes."""
+    collectives: Literal["auto", "shm", "gloo", "nccl"] = "auto"
+    """How ranks talk. `auto`: NCCL on GPUs, shared memory on this host's CPU, Gloo otherwise."""
+    rank_timeout: float = 5.0
+    """Seconds after which a rank that is stopped, or that others wait for, counts as failed."""
+    rendezvous: Literal["local", "env"] = "local"
+    """`local`: ranks are started here. `env`: by a launcher that sets MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE
+    (as torchrun does), on one host or several; rank 0 serves."""
+
+    @property
+    def mesh(self) -> MeshSpec:
+        """The axes. Raises InvalidOption naming the rule that they break."""
+        return MeshSpec.of(tp=self.tp, pp=self.pp, dp=self.dp, cp=self.cp, ep=self.ep)
 
     def validate(self) -> None:
         """Raise `InvalidOption` for the first field that cannot work."""
+        self._validate_ranks()
         if not self.model:
             raise InvalidOption("model", self.model, "a catalog name, path, hub id or URL")
         if self.dtype not in DTYPES:
@@ -59,6 +84,19 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidOption("step_timeout", self.step_timeout, "seconds > 0")
         if self.num_blocks is not None and self.kv_memory is not None:
             raise InvalidOption("kv_memory", self.kv_memory, "either num_blocks or kv_memory, not both")
+
+    def _validate_ranks(self) -> None:
+        _ = self.mesh
+        if self.collectives not in COLLECTIVES:
+            raise InvalidOption("collectives", self.collectives, "one of " + ", ".join(COLLECTIVES))
+        if self.collectives == "nccl" and not self.device.startswith("cuda"):
+            raise InvalidOption("collectives", self.collectives, f"shm or gloo with device {self.device}")
+        if self.collectives == "shm" and (self.rendezvous == "env" or self.device != "cpu"):
+            raise InvalidOption("collectives", self.collectives, "gloo or nccl: shm is for ranks of one host's CPU")
+        if not self.rank_timeout > 0:
+            raise InvalidOption("rank_timeout", self.rank_timeout, "seconds > 0")
+        if self.rendezvous not in ("local", "env"):
+            raise InvalidOption("rendezvous", self.rendezvous, "local or env")
 
 
 def _at_least(field: str, value: int | None, least: int) -> None:
