@@ -17,7 +17,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def _tiny(tiny_model: Path) -> Iterator[Running]:
     options = EngineOptions(
-        model=str(tiny_model), served_name="tiny", num_blocks=200, max_num_seqs=32, max_num_batched_tokens=128, threads=1
+        model=str(tiny_model),
+        served_name="tiny",
+        num_blocks=200,
+        max_num_seqs=32,
+        max_num_batched_tokens=128,
+        threads=1,
     )
     with running(options) as replica:
         yield replica

@@ -3,6 +3,10 @@
 import asyncio
 import contextlib
 import json
+import os
+import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -37,7 +41,7 @@ class Running:
         self.replica = replica
 
     def client(self, timeout: float = 120) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=timeout, trust_env=False)
+        return httpx.Client(base_url=self.url, timeout=timeout, trust_env=False, verify=False)
 
     def idle(self) -> bool:
         engine = self.replica.engine
@@ -130,3 +134,51 @@ def tiny_llama(folder: Path) -> Path:
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
+
+
+class Process:
+    """`shoal serve` as a process of its own, ready."""
+
+    def __init__(self, process: "subprocess.Popen[str]", url: str, output: list[str]) -> None:
+        self.process = process
+        self.url = url
+        self.output = output
+
+    def metric(self, name: str) -> float:
+        """The value of an unlabelled metric, or of the only one of that name."""
+        text = httpx.get(f"{self.url}/metrics", timeout=20, trust_env=False).text
+        line = next(line for line in text.splitlines() if re.match(rf"{name}[ {{]", line))
+        return float(line.rsplit(" ", 1)[1])
+
+    def wait(self, seconds: float = 30) -> int:
+        return self.process.wait(seconds)
+
+
+@contextlib.contextmanager
+def serve_process(*arguments: str, until: str = "Ctrl-C stops") -> Iterator[Process]:
+    """Start `shoal serve ARGUMENTS` on a free port and wait for the line `until`; killed at the end if need be."""
+    command = [sys.executable, "-m", "shoal.cli", "serve", *arguments, "--port", "0"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    )
+    output: list[str] = []
+    reader = threading.Thread(target=lambda: output.extend(process.stdout or ()), daemon=True)
+    reader.start()
+    try:
+        eventually(
+            lambda: any(until in line for line in list(output)) or process.poll() is not None,
+            "the server is ready",
+            100,
+        )
+        text = "".join(output)
+        assert process.poll() is None, text
+        found = re.search(r"http://127\.0\.0\.1:\d+", text)
+        yield Process(process, found.group(0) if found else "", output)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(20)
+        reader.join(10)
+        if process.stdout is not None:
+            process.stdout.close()

@@ -156,7 +156,10 @@ def test_json_schema(openai: OpenAI) -> None:
     answer = openai.chat.completions.create(
         model="smollm2",
         messages=[{"role": "user", "content": "Give me a person."}],
-        response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": schema, "strict": True}},
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "person", "schema": schema, "strict": True},
+        },
         max_tokens=100,
         temperature=0.8,
         seed=3,

@@ -61,14 +61,7 @@ def serve(
 ) -> None:
     """Serve a model behind an OpenAI-compatible HTTP endpoint."""
     console = Console(highlight=False)
-    try:
-        import starlette  # noqa: F401
-        import torch  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise MissingExtra(f"serving needs more packages: pip install 'shoal[serve]' ({error})") from None
     from shoal.engine.options import EngineOptions
-    from shoal.engine.server.state import ServerOptions
 
     engine = EngineOptions(
         model=model,
@@ -88,6 +81,10 @@ def serve(
         offline=offline,
     )
     engine.validate()
+    try:
+        from shoal.engine.server.state import ServerOptions
+    except ImportError as error:
+        raise MissingExtra(f"serving needs more packages: pip install 'shoal[serve]' ({error})") from None
     server = ServerOptions(
         host=host,
         port=port,
@@ -101,10 +98,12 @@ def serve(
 
 
 def _run(engine: EngineOptions, server: ServerOptions, console: Console, demo_prompt: str | None) -> None:
-    from shoal.engine.server.lifecycle import Replica, signals_stop
     from shoal.engine.server.listening import bind, url_of
 
+    # Before torch is imported, let alone a model loaded: a port in use must not cost a minute.
     sock = bind(server)
+    from shoal.engine.server.lifecycle import Replica, signals_stop
+
     url = url_of(sock)
     name = engine.served_name or engine.model
 

@@ -144,6 +144,8 @@ class AsyncEngine:
         answer: Future[None] = Future()
 
         def add(core: EngineCore) -> None:
+            if not answer.set_running_or_notify_cancel():
+                return  # the caller left before its turn came
             try:
                 core.add(request)
             except Exception as error:

@@ -168,7 +168,7 @@ class Served:
         self.engine = engine
 
     def client(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=20, trust_env=False)
+        return httpx.Client(base_url=self.url, timeout=20, trust_env=False, verify=False)
 
 
 def eventually(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:

@@ -1,0 +1,110 @@
+"""`shoal serve` as users run it: what it prints, how it stops, what it says when it can't."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+from e2ekit import eventually, serve_process
+
+
+def start(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "shoal.cli", "serve", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_demo_prompt_then_serves_then_drains(tiny_model: Path) -> None:
+    arguments = [str(tiny_model), "--served-name", "tiny", "--num-blocks", "100", "--access-log"]
+    with serve_process(*arguments, "--demo-prompt", "Hello there") as server:
+        text = "".join(server.output)
+        assert "> Hello there" in text
+        assert "tokens, first after" in text
+        assert "tokens/s" in text
+        assert "1,584 tokens (99 blocks of 16)" in text or "1,600 tokens (100 blocks of 16)" in text
+        assert '"path":"/v1/chat/completions","status":200' in text
+        body = {"model": "tiny", "prompt": "a", "max_tokens": 400, "ignore_eos": True}
+        answers: list[httpx.Response] = []
+        thread = threading.Thread(
+            target=lambda: answers.append(
+                httpx.post(f"{server.url}/v1/completions", json=body, timeout=60, trust_env=False)
+            )
+        )
+        thread.start()
+        eventually(lambda: server.metric("shoal_requests_running") == 1, "the request runs")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
+        thread.join(10)
+        # It was in flight when the server was told to stop, and was answered all the same.
+        assert answers[0].json()["usage"]["completion_tokens"] == 400
+
+
+def test_deadline_of_the_drain_ends_streams_with_an_error(tiny_model: Path) -> None:
+    arguments = [str(tiny_model), "--served-name", "tiny", "--num-blocks", "100", "--drain-seconds", "0"]
+    body = {"model": "tiny", "prompt": "a", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+    with (
+        serve_process(*arguments) as server,
+        httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60, trust_env=False) as response,
+    ):
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: ")
+        server.process.send_signal(signal.SIGINT)
+        rest = [line for line in lines if line]
+        assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "shutting_down"
+        assert server.wait() == 0
+
+
+def test_second_signal_stops_at_once(tiny_model: Path) -> None:
+    arguments = [str(tiny_model), "--served-name", "tiny", "--num-blocks", "100", "--drain-seconds", "1000"]
+    body = {"model": "tiny", "prompt": "a", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+    with (
+        serve_process(*arguments) as server,
+        httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60, trust_env=False) as response,
+    ):
+        next(response.iter_lines())
+        server.process.send_signal(signal.SIGINT)
+        eventually(
+            lambda: httpx.get(f"{server.url}/ready", timeout=20, trust_env=False).status_code == 503, "it drains"
+        )
+        server.process.send_signal(signal.SIGINT)
+        assert server.wait(20) == 0
+
+
+def test_port_in_use(tiny_model: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        found = start(str(tiny_model), "--port", str(port))
+    assert found.returncode == 1
+    assert f"127.0.0.1:{port} is in use" in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says", "code"),
+    [
+        (["--kv-memory", "lots"], "kv_memory", 2),
+        (["--dtype", "int3"], "dtype", 2),
+        (["--block-size", "17"], "block_size", 2),
+        (["--num-blocks", "4", "--kv-memory", "1G"], "kv_memory", 2),
+        (["--kv-memory", "900T"], "would fit", 1),
+        (["--host", "no.such.host.invalid"], "no.such.host.invalid", 1),
+    ],
+)
+def test_what_cannot_work_is_said_in_a_line(tiny_model: Path, arguments: list[str], says: str, code: int) -> None:
+    found = start(str(tiny_model), "--port", "0", *arguments)
+    assert says in found.stderr, found.stderr
+    assert found.returncode == code
+    assert "Traceback" not in found.stderr
+
+
+def test_a_model_that_is_not_there() -> None:
+    found = start("/no/such/model", "--port", "0")
+    assert found.returncode != 0
+    assert "/no/such/model" in found.stderr
+    assert "Traceback" not in found.stderr
