@@ -8,7 +8,7 @@ LEAKS = {
     "socket": "import socket; s = socket.create_server(('127.0.0.1', 0)); kept.append(s)",
     "process": "import subprocess, sys; kept.append(subprocess.Popen([sys.executable, '-c', 'input()'], stdin=-1))",
     "file": "kept.append(open('/dev/null'))",
-    "segment": "from multiprocessing.shared_memory import SharedMemory as M; kept.append(M('shoal-leak', True, 16))",
+    "segment": "from multiprocessing import shared_memory as m; kept.append(m.SharedMemory('shoal-leak', True, 16))",
 }
 CLEANUP = {"segment": "kept[0].close(); kept[0].unlink()", "process": "kept[0].kill(); kept[0].wait(5)"}
 
@@ -28,5 +28,7 @@ def test_leak_is_noticed(kind: str, pytester: pytest.Pytester, pytestconfig: pyt
             {CLEANUP.get(kind, "pass")}
         """
     )
-    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    result = pytester.runpytest_inprocess(
+        "-p", "no:cacheprovider", "-o", "asyncio_default_fixture_loop_scope=function"
+    )
     result.assert_outcomes(passed=2, errors=0 if kind == "nothing" else 1)
