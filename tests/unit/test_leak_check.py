@@ -8,7 +8,7 @@ LEAKS = {
     "socket": "import socket; s = socket.create_server(('127.0.0.1', 0)); kept.append(s)",
     "process": "import subprocess, sys; kept.append(subprocess.Popen([sys.executable, '-c', 'input()'], stdin=-1))",
     "file": "kept.append(open('/dev/null'))",
-    "segment": "from multiprocessing import shared_memory as m; kept.append(m.SharedMemory('shoal-leak', True, 16))",
+    "segment": "import multiprocessing.shared_memory as m; kept.append(m.SharedMemory('shoal-leak', True, 8))",
 }
 CLEANUP = {"segment": "kept[0].close(); kept[0].unlink()", "process": "kept[0].kill(); kept[0].wait(5)"}
 
