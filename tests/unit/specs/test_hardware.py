@@ -217,3 +217,12 @@ def test_impossible_traffic_is_refused_by_field(make: object, field: str) -> Non
     with pytest.raises(SpecError) as caught:
         make()
     assert caught.value.field == field
+
+
+def test_the_example_in_the_documentation_loads(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "catalog.md").read_text()
+    example = page.split("```yaml\n", 1)[1].split("```", 1)[0]
+    catalog = load_catalog([written(tmp_path, example)])
+    assert catalog.accelerator("mine").price("owned") == 0.40
+    assert catalog.accelerator("h100").price("rented") == 1.85
+    assert catalog.cluster("lab").devices == 8
