@@ -230,6 +230,7 @@ BAD = [
     ("stop", (1,)),
     ("stop_token_ids", (VOCAB,)),
     ("stop_token_ids", (-1,)),
+    ("stop_token_ids", (1,) * 1025),
     ("logprobs", -1),
     ("logprobs", 21),
     ("logprobs", True),

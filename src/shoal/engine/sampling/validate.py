@@ -20,6 +20,7 @@ REPETITION_PENALTY_RANGE = (0.01, 100.0)
 MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
+MAX_STOP_IDS = 1024
 MAX_LOGPROBS = 20
 """As OpenAI's API allows."""
 MAX_BIASED_TOKENS = 1024
@@ -92,9 +93,10 @@ def _stops(params: SamplingParams, vocab_size: int) -> None:
     for stop in stops:
         if not isinstance(stop, str) or not 1 <= len(stop) <= MAX_STOP_CHARS:
             raise InvalidParameter("stop", stop, f"strings of 1 to {MAX_STOP_CHARS} characters")
-    if not isinstance(params.stop_token_ids, tuple):
-        raise InvalidParameter("stop_token_ids", params.stop_token_ids, "a list of token ids")
-    for token in params.stop_token_ids:
+    ids = params.stop_token_ids
+    if not isinstance(ids, tuple) or len(ids) > MAX_STOP_IDS:
+        raise InvalidParameter("stop_token_ids", ids, f"a list of at most {MAX_STOP_IDS} token ids")
+    for token in ids:
         _integer("stop_token_ids", token, 0, vocab_size - 1, "token ids: ")
 
 
