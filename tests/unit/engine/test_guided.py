@@ -204,6 +204,13 @@ def test_compiled_constraints_are_kept_but_not_without_bound(rig):
     assert not second.complete
 
 
+def test_prepared_compiler_compiles_as_an_unprepared_one(rig):
+    compiler = GuidedCompiler(rig.tokenizer.json, rig.vocab, rig.tokenizer.eos_token_ids)
+    compiler.prepare()
+    assert compiler.cached == 0
+    assert not compiler(GuidedParams("regex", "h")).complete
+
+
 def test_white_space_between_json_tokens_is_bounded(rig):
     """A small model left free to put white space anywhere may do so for ever."""
     state = rig.compiler(GuidedParams("json_schema", json.dumps(SCHEMA)))
