@@ -49,6 +49,11 @@ class Group(Protocol):
         """The members' ranks in the world, by index."""
         ...
 
+    @property
+    def waited(self) -> float:
+        """Seconds spent waiting for the others so far."""
+        ...
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks, added up in the order of their indices: the same bits on every rank.
 
@@ -97,6 +102,7 @@ class SoloGroup:
 
     size = 1
     index = 0
+    waited = 0.0
 
     def __init__(self, axis: str, rank: int = 0) -> None:
         self.axis = axis

@@ -223,6 +223,11 @@ class Mesh:
     def samples(self) -> bool:
         return self.spec.samples(self.rank)
 
+    @property
+    def waited(self) -> float:
+        """Seconds that this rank has spent waiting for others so far."""
+        return sum(group.waited for group in self._groups.values())
+
     def close(self) -> None:
         for group in self._groups.values():
             group.close()

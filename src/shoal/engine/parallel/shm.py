@@ -1,0 +1,221 @@
+"""Collectives between the ranks of one host, through shared memory.
+
+Gloo takes about a millisecond for an all-reduce between two processes of one host, as long as a layer of a small
+model takes to compute; a store and a load through shared memory take microseconds. Sums are in the order of the
+ranks, so every rank holds the same bits. See csrc/collectives.cpp for the protocol.
+"""
+
+import functools
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from shoal.engine.parallel.group import CollectiveTimeout
+from shoal.engine.parallel.shm_fallback import PythonTransport
+from shoal.engine.parallel.shm_layout import SegmentLayout, map_segment
+from shoal.engine.parallel.shm_native import KINDS, NativeTransport, find_library, load_library
+from shoal.engine.parallel.traffic import TrafficCounters
+
+SPIN_SECONDS = 50e-6
+"""How long to spin for others before giving the core away, when every rank has a core: a little more than two
+ranks' shares of a small layer differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What moves the bytes."""
+
+    kind: Literal["native", "python", "none"]
+    """`none`: shared memory cannot be used here; Gloo is the other way."""
+    detail: str
+
+
+@functools.cache
+def backend() -> Backend:
+    """Which implementation ranks on this host use, and why."""
+    path = find_library()
+    reason = "the package was built without a C++ compiler"
+    if path is not None:
+        try:
+            load_library(path)
+        except OSError as error:
+            reason = str(error)
+        else:
+            return Backend("native", path.name)
+    if platform.machine().lower() in ("x86_64", "amd64", "i686"):
+        return Backend("python", f"{reason}; collectives run in Python, several times slower")
+    return Backend("none", f"{reason}; in Python they would rely on x86's order of stores")
+
+
+class Transport(Protocol):
+    """Moves bytes; every method returns -1, or the index of the rank that did not come in time."""
+
+    @property
+    def waited(self) -> float: ...
+    def barrier(self) -> int: ...
+    def all_reduce(self, tensor: Tensor) -> int: ...
+    def all_gather(self, tensor: Tensor, outs: Sequence[Tensor | None], sizes: Sequence[int]) -> int: ...
+    def counts(self, mine: Sequence[int]) -> tuple[int, list[list[int]]]: ...
+    def all_to_all(self, tensor: Tensor, outs: Sequence[Tensor], table: Sequence[Sequence[int]]) -> int: ...
+    def send(self, tensor: Tensor, target: int) -> int: ...
+    def recv(self, tensor: Tensor, source: int) -> int: ...
+
+
+def connect(
+    fd: int,
+    layout: SegmentLayout,
+    index: int,
+    *,
+    timeout: float,
+    world: Sequence[int],
+    spin: float = SPIN_SECONDS,
+    watch: memoryview | None = None,
+    lock_step: bool = False,
+    kind: Literal["native", "python"] | None = None,
+) -> Transport:
+    """Attach to a segment. `fd` may be closed afterwards; `watch` is the rank's word on the heartbeat board.
+
+    `kind` None: the best there is. Raises ValueError for a segment that is too small, RuntimeError where shared
+    memory cannot be used.
+    """
+    chosen = kind or backend().kind
+    memory = map_segment(fd, layout.size)
+    if chosen == "native":
+        path = find_library()
+        if path is None:
+            raise RuntimeError(f"shared-memory collectives: {backend().detail}")
+        return NativeTransport(
+            load_library(path),
+            memory,
+            layout,
+            index,
+            timeout=timeout,
+            spin=spin,
+            world=world,
+            watch=watch,
+            lock_step=lock_step,
+        )
+    if chosen == "python":
+        return PythonTransport(
+            memory, layout, index, timeout=timeout, world=world, watch=watch, lock_step=lock_step
+        )
+    raise RuntimeError(f"shared-memory collectives: {backend().detail}")
+
+
+class ShmGroup:
+    """A `Group` of ranks on this host, for tensors on the CPU."""
+
+    def __init__(
+        self,
+        axis: str,
+        ranks: Sequence[int],
+        index: int,
+        transport: Transport,
+        traffic: TrafficCounters,
+        timeout: float,
+    ) -> None:
+        self.axis = axis
+        self.ranks = tuple(ranks)
+        self.size = len(self.ranks)
+        self.index = index
+        self._transport: Transport | None = transport
+        self._traffic = traffic
+        self._timeout = timeout
+
+    @property
+    def waited(self) -> float:
+        return self._live.waited
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        if tensor.dtype not in KINDS:
+            raise TypeError(f"all_reduce over {self.axis}: {tensor.dtype}; accepted: {', '.join(map(str, KINDS))}")
+        tensor = tensor.contiguous()
+        self._done("all_reduce", self._live.all_reduce(tensor))
+        self._traffic.add(self.axis, "all_reduce", tensor.nbytes)
+        return tensor
+
+    def all_gather(self, tensor: Tensor, dim: int = 0, sizes: Sequence[int] | None = None) -> Tensor:
+        tensor = tensor.contiguous()
+        dim = dim % tensor.dim()
+        extents = [tensor.shape[dim]] * self.size if sizes is None else list(sizes)
+        if len(extents) != self.size or extents[self.index] != tensor.shape[dim]:
+            raise ValueError(
+                f"all_gather over {self.axis}: sizes {extents} of {self.size} ranks, "
+                f"{tensor.shape[dim]} of which at index {self.index}"
+            )
+        row = tensor.nbytes // extents[self.index] if extents[self.index] else self._row_bytes(tensor, dim)
+        if dim == 0:
+            whole = tensor.new_empty((sum(extents), *tensor.shape[1:]))
+            parts = list(whole.split(extents))
+        else:
+            parts = [tensor.new_empty((*tensor.shape[:dim], n, *tensor.shape[dim + 1 :])) for n in extents]
+        missing = self._live.all_gather(tensor, parts, [row * n for n in extents])
+        self._done("all_gather", missing)
+        self._traffic.add(self.axis, "all_gather", tensor.nbytes)
+        return whole if dim == 0 else torch.cat(parts, dim)
+
+    @staticmethod
+    def _row_bytes(tensor: Tensor, dim: int) -> int:
+        count = 1
+        for axis, extent in enumerate(tensor.shape):
+            count *= extent if axis != dim else 1
+        return count * tensor.element_size()
+
+    def all_to_all(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        if len(tensors) != self.size:
+            raise ValueError(f"all_to_all over {self.axis}: {len(tensors)} tensors for {self.size} ranks")
+        packed = torch.cat(list(tensors))
+        sizes = [t.nbytes for t in tensors]
+        missing, table = self._live.counts(sizes)
+        self._done("all_to_all", missing)
+        row = self._row_bytes(packed, 0)
+        rows = [table[source][self.index] // row if row else 0 for source in range(self.size)]
+        outs = list(packed.new_empty((sum(rows), *packed.shape[1:])).split(rows))
+        self._done("all_to_all", self._live.all_to_all(packed, outs, table))
+        self._traffic.add(self.axis, "all_to_all", packed.nbytes, packed.nbytes - sizes[self.index])
+        return outs
+
+    def broadcast(self, tensor: Tensor, src: int) -> Tensor:
+        tensor = tensor.contiguous()
+        sizes = [tensor.nbytes if rank == src else 0 for rank in range(self.size)]
+        outs = [tensor if rank == src and rank != self.index else None for rank in range(self.size)]
+        self._done("broadcast", self._live.all_gather(tensor, outs, sizes))
+        self._traffic.add(self.axis, "broadcast", sizes[self.index])
+        return tensor
+
+    def send(self, tensor: Tensor, dst: int) -> None:
+        self._peer("send", dst)
+        tensor = tensor.contiguous()
+        self._done("send", self._live.send(tensor, dst))
+        self._traffic.add(self.axis, "send", tensor.nbytes)
+
+    def recv(self, shape: Sequence[int], dtype: torch.dtype, src: int) -> Tensor:
+        self._peer("recv", src)
+        tensor = torch.empty(tuple(shape), dtype=dtype)
+        self._done("recv", self._live.recv(tensor, src))
+        return tensor
+
+    def barrier(self) -> None:
+        self._done("barrier", self._live.barrier())
+        self._traffic.add(self.axis, "barrier", 0)
+
+    def close(self) -> None:
+        self._transport = None
+
+    @property
+    def _live(self) -> Transport:
+        if self._transport is None:
+            raise ValueError(f"the group of {self.axis} is closed")
+        return self._transport
+
+    def _peer(self, operation: str, other: int) -> None:
+        if not 0 <= other < self.size or other == self.index:
+            raise ValueError(f"{operation} over {self.axis}: index {other}; this is {self.index} of {self.size}")
+
+    def _done(self, operation: str, missing: int) -> None:
+        if missing >= 0:
+            raise CollectiveTimeout(self.axis, operation, self.ranks[missing], self._timeout)

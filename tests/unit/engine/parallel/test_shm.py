@@ -1,0 +1,213 @@
+"""Shared-memory collectives against what they mean, for sizes around the piece, uneven shares and both backends."""
+
+import ctypes
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from parallel_kit import Kind, make_groups, run
+
+from shoal.engine.parallel import CollectiveTimeout
+from shoal.engine.parallel.shm import ShmGroup, backend
+from shoal.engine.parallel.shm_layout import SegmentLayout
+from shoal.engine.parallel.shm_native import find_library, load_library
+
+NATIVE = backend().kind == "native"
+KINDS: list[list[Kind]] = [["python"] * 2, ["python"] * 3]
+if NATIVE:
+    KINDS += [["native"] * 2, ["native"] * 4, ["native", "python", "native"]]
+needs_native = pytest.mark.skipif(not NATIVE, reason=f"no compiled library: {backend().detail}")
+kinds = pytest.mark.parametrize("kinds", KINDS, ids=lambda k: "-".join(k))
+
+
+def random(index: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(index)
+    if dtype == torch.int64:
+        return torch.randint(-(2**60), 2**60, shape, generator=generator)
+    return torch.randn(*shape, generator=generator).to(dtype)
+
+
+@kinds
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 1000])
+def test_all_reduce_is_the_sum_in_rank_order_with_the_same_bits_everywhere(
+    kinds: list[Kind], dtype: torch.dtype, count: int
+) -> None:
+    groups = make_groups(kinds)
+    wide = torch.float32 if dtype == torch.bfloat16 else dtype
+    expected = random(0, count, dtype=dtype).to(wide)
+    for index in range(1, len(kinds)):
+        expected = expected + random(index, count, dtype=dtype).to(wide)
+    for got in run(groups, lambda g: g.all_reduce(random(g.index, count, dtype=dtype))):
+        assert torch.equal(got, expected.to(dtype))
+
+
+@kinds
+def test_all_reduce_keeps_nan_and_infinity_and_shape(kinds: list[Kind]) -> None:
+    def body(group: ShmGroup) -> torch.Tensor:
+        tensor = torch.ones(2, 3, dtype=torch.bfloat16)
+        if group.index == 1:
+            tensor[0, 0], tensor[0, 1], tensor[1, 2] = float("nan"), float("inf"), 3e38
+        return group.all_reduce(tensor.t()).t()
+
+    for got in run(make_groups(kinds), body):
+        assert got.shape == (2, 3)
+        assert got[0, 0].isnan()
+        assert got[0, 1] == float("inf")
+        assert got[1, 0] == len(kinds)
+
+
+@kinds
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("width", [1, 50])
+def test_all_gather_of_uneven_shares(kinds: list[Kind], dim: int, width: int) -> None:
+    extents = [3, 0, 7, 1][: len(kinds)]
+
+    def share(index: int) -> torch.Tensor:
+        shape = (extents[index], width) if dim == 0 else (width, extents[index])
+        return random(index, *shape)
+
+    expected = torch.cat([share(index) for index in range(len(kinds))], dim)
+    for got in run(make_groups(kinds), lambda g: g.all_gather(share(g.index), dim, extents)):
+        assert torch.equal(got, expected)
+
+
+@kinds
+def test_all_gather_refuses_sizes_that_are_not_its_own(kinds: list[Kind]) -> None:
+    group = make_groups(kinds)[0]
+    with pytest.raises(ValueError, match="sizes"):
+        group.all_gather(torch.zeros(2), 0, [1] * len(kinds))
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+@kinds
+def test_all_to_all_delivers_every_row_to_its_destination(kinds: list[Kind], data: st.DataObject) -> None:
+    n = len(kinds)
+    rows = data.draw(st.lists(st.lists(st.integers(0, 40), min_size=n, max_size=n), min_size=n, max_size=n))
+
+    def piece(source: int, target: int) -> torch.Tensor:
+        return random(source * n + target, rows[source][target], 3, dtype=torch.bfloat16)
+
+    groups = make_groups(kinds)
+    for index, got in enumerate(run(groups, lambda g: g.all_to_all([piece(g.index, t) for t in range(n)]))):
+        assert len(got) == n
+        for source in range(n):
+            assert torch.equal(got[source], piece(source, index))
+    sent = [v for v in groups[0]._traffic.snapshot() if v.operation == "all_to_all"]
+    assert [(v.messages, v.bytes) for v in sent] == [(1, sum(rows[0]) * 6)]
+    assert sent[0].remote_bytes == (sum(rows[0]) - rows[0][0]) * 6
+
+
+@kinds
+def test_broadcast_reaches_everyone(kinds: list[Kind]) -> None:
+    source = len(kinds) - 1
+    for got in run(make_groups(kinds), lambda g: g.broadcast(random(g.index, 200), source)):
+        assert torch.equal(got, random(source, 200))
+
+
+@kinds
+def test_sends_arrive_in_order_and_run_ahead_of_the_receiver(kinds: list[Kind]) -> None:
+    groups = make_groups(kinds, depth=4)
+    last = len(kinds) - 1
+    for number in range(4):  # four pieces fit the ring, so nobody needs to be receiving
+        groups[0].send(torch.full((8,), float(number)), last)
+    for number in range(4):
+        assert torch.equal(groups[last].recv((8,), torch.float32, 0), torch.full((8,), float(number)))
+
+
+@kinds
+def test_a_tensor_larger_than_the_ring_goes_round_it_while_others_cross(kinds: list[Kind]) -> None:
+    n = len(kinds)
+
+    def body(group: ShmGroup) -> torch.Tensor:
+        # Around the circle, even indices first: what a pipeline with a return path would do.
+        right, left = (group.index + 1) % n, (group.index - 1) % n
+        if group.index == 0:
+            group.send(random(group.index, 3000), right)
+            return group.recv((3000,), torch.float32, left)
+        got = group.recv((3000,), torch.float32, left)
+        group.send(random(group.index, 3000), right)
+        return got
+
+    for index, got in enumerate(run(make_groups(kinds), body)):
+        assert torch.equal(got, random((index - 1) % n, 3000))
+
+
+@kinds
+def test_many_operations_of_all_sorts_do_not_disturb_one_another(kinds: list[Kind]) -> None:
+    n = len(kinds)
+
+    def body(group: ShmGroup) -> list[float]:
+        seen = []
+        for step in range(60):
+            seen.append(float(group.all_reduce(torch.full((step,), 1.0 + group.index)).sum()))
+            group.barrier()
+            parts = group.all_to_all([torch.full((step % 3, 1), float(group.index)) for _ in range(n)])
+            seen.append(float(torch.cat(parts).sum()))
+            seen.append(float(group.broadcast(torch.tensor([float(step * group.index)]), step % n)))
+        return seen
+
+    expected = []
+    for step in range(60):
+        expected += [step * n * (n + 1) / 2, step % 3 * n * (n - 1) / 2, float(step * (step % n))]
+    assert run(make_groups(kinds), body) == [expected] * n
+
+
+@kinds
+def test_a_rank_that_does_not_come_is_named(kinds: list[Kind]) -> None:
+    groups = make_groups(kinds, timeout=0.2)
+
+    def body(group: ShmGroup) -> str:
+        if group.index == 1:
+            return ""
+        with pytest.raises(CollectiveTimeout) as caught:
+            group.all_reduce(torch.ones(4))
+        return f"{caught.value.missing} {caught.value}"
+
+    for index, message in enumerate(run(groups, body)):
+        if index != 1:
+            assert message == "11 all_reduce over tp waited 0.2 s for rank 11"
+            assert groups[index].waited >= 0.2
+
+
+@kinds
+def test_a_sender_without_a_receiver_and_a_receiver_without_a_sender_time_out(kinds: list[Kind]) -> None:
+    groups = make_groups(kinds, timeout=0.2)
+    with pytest.raises(CollectiveTimeout, match="send over tp waited 0.2 s for rank 11"):
+        groups[0].send(torch.zeros(1000), 1)
+    with pytest.raises(CollectiveTimeout, match="recv over tp waited 0.2 s for rank 10"):
+        groups[1].recv((2000,), torch.float32, 0)
+
+
+@kinds
+def test_stamps_wrap_around(kinds: list[Kind]) -> None:
+    groups = make_groups(kinds)
+    for group in groups:  # as after almost 2^32 rounds
+        transport = group._transport
+        if hasattr(transport, "_group"):
+            transport._group.round = 2**32 - 3
+            memory = transport._base
+        else:
+            transport._round = 2**32 - 3
+            memory = transport._memory
+        offset = SegmentLayout(len(kinds), 256, 2).posted(group.index)
+        ctypes.c_uint32.from_buffer(memory, offset).value = 2**32 - 3
+    run(groups, lambda g: [g.barrier() for _ in range(8)])
+
+
+def test_what_cannot_be_summed_is_refused() -> None:
+    group = make_groups(["python", "python"])[0]
+    with pytest.raises(TypeError, match=r"torch.float64; accepted: torch.float32, torch.bfloat16, torch.int64"):
+        group.all_reduce(torch.zeros(1, dtype=torch.float64))
+    with pytest.raises(ValueError, match="index 0; this is 0 of 2"):
+        group.send(torch.zeros(1), 0)
+
+
+@needs_native
+@pytest.mark.parametrize(("ranks", "slot", "depth"), [(2, 256, 2), (5, 4096, 1), (64, 131072, 4)])
+def test_both_sides_compute_the_same_layout(ranks: int, slot: int, depth: int) -> None:
+    path = find_library()
+    assert path is not None
+    assert load_library(path).shoal_segment_bytes(ranks, slot, depth) == SegmentLayout(ranks, slot, depth).size
