@@ -1,0 +1,117 @@
+"""What routing decides on and what it answers. Everything is in tokens and seconds; `now` is always passed in."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(slots=True)
+class RouteRequest:
+    """One request as the router sees it. Written once, before routing."""
+
+    id: str
+    model: str
+    prompt_tokens: int
+    """Exact where `tokens` is known, else estimated from the text."""
+    max_tokens: int = 256
+    """Output tokens expected: the request's limit, or what such requests took lately."""
+    tokens: Sequence[int] | None = None
+    blocks: Sequence[bytes] = ()
+    """Prefix chain of the prompt's text or tokens, one hash for `block_tokens` tokens."""
+    block_tokens: float = 32.0
+    text: str = ""
+    session: str | None = None
+    priority: int = 0
+    extras: tuple[tuple[str, str], ...] = ()
+    """What else the KV depends on: LoRA, cache salt (see `policy.batching.prefix`)."""
+    excluded: frozenset[str] = frozenset()
+    """Replicas that failed this request already."""
+    pool: str | None = None
+    hits: Mapping[str, int] = field(default_factory=dict)
+    """Prompt tokens each replica is believed to hold; filled in by the router from its index."""
+
+
+@dataclass(slots=True)
+class ReplicaState:
+    """What is known of one replica. Only the registry (or the simulator) writes it; policies read."""
+
+    name: str
+    models: frozenset[str]
+    pool: str = "default"
+    healthy: bool = True
+    draining: bool = False
+    breaker_closed: bool = True
+    """False while the breaker lets nothing through."""
+    ejected: bool = False
+    """A straggler, set aside for a while."""
+    inflight: int = 0
+    """Legs that hold a lease here; never stale."""
+    max_inflight: int = 256
+    pending_tokens: float = 0.0
+    """Prompt tokens to compute before a new request's: of own leases without a first token, and of others'."""
+    decoding: int = 0
+    """Sequences that produce tokens now."""
+    foreign: int = 0
+    """Requests that other gateways or clients have there, by its own gauges."""
+    kv_used_tokens: float = 0.0
+    kv_capacity_tokens: float = 0.0
+    """0: unknown."""
+    prefill_rate: float = 4000.0
+    """Prompt tokens a second, learned."""
+    decode_seconds: float = 0.0
+    """What one more running sequence adds to every step, learned."""
+    max_model_len: int = 0
+    """0: unknown."""
+    trust: float = 1.0
+    """How far predicted hits came true, 0 to 1."""
+
+    @property
+    def load(self) -> int:
+        return self.inflight + self.foreign
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    replica: str
+    predicted_hit: int
+    """Tokens, trust not applied: what the index says."""
+    predicted_ttft: float
+    predicted_delay: float
+    """Everything that was scored, in seconds."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoReplica:
+    """Nobody can take it now: `kind` is `model` (unknown), `busy` (all slots taken) or `down`."""
+
+    kind: str
+    reason: str
+
+
+class Filter(Protocol):
+    def keep(self, request: RouteRequest, replica: ReplicaState, now: float) -> bool: ...
+
+
+class Scorer(Protocol):
+    name: str
+    ttft: bool
+    """Whether it delays the first token (else only the rest)."""
+
+    def seconds(self, request: RouteRequest, replica: ReplicaState, now: float) -> float: ...
+
+
+class Picker(Protocol):
+    def pick(
+        self, request: RouteRequest, scored: Sequence[tuple[float, ReplicaState]], now: float
+    ) -> tuple[float, ReplicaState, str]: ...
+
+    def forget(self, replica: str) -> None: ...
+
+
+class Index(Protocol):
+    """Who holds which prefix."""
+
+    def hits(self, request: RouteRequest, now: float) -> Mapping[str, int]: ...
+    def chosen(self, request: RouteRequest, replica: str, now: float) -> None: ...
+    def forget(self, replica: str) -> None: ...

@@ -1,0 +1,166 @@
+"""Who holds a prefix for certain: an index kept by the engines' own KV events.
+
+Engines name blocks by hashes of their own, which differ by seed and version. Events carry the blocks' tokens, so
+the index names them again by Shoal's chain: a lookup needs only the prompt's tokens, and agrees for every engine.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shoal.policy.batching.prefix import SEED, PrefixHasher, block_hash
+from shoal.policy.routing.contracts import RouteRequest
+from shoal.policy.routing.prefix import ApproximateIndex
+
+
+@dataclass(slots=True)
+class _Held:
+    """What one replica holds."""
+
+    block_size: int = 0
+    own: dict[object, bytes] = field(default_factory=dict)
+    """The engine's name of a block → ours; in the order of storing."""
+    count: dict[bytes, int] = field(default_factory=dict)
+    """Ours → how many of the engine's blocks have this content."""
+    orphans: int = 0
+
+
+class ExactIndex:
+    """Blocks held by replica, from `stored`, `removed` and `cleared`. Idempotent: a replay changes nothing."""
+
+    def __init__(self, blocks_per_replica: int = 1_000_000) -> None:
+        self._limit = blocks_per_replica
+        self._held: dict[str, _Held] = {}
+
+    def stored(
+        self,
+        replica: str,
+        hashes: Sequence[object],
+        parent: object | None,
+        tokens: Sequence[int],
+        block_size: int,
+        extras: tuple[tuple[str, str], ...] = (),
+    ) -> bool:
+        """A chain of blocks was stored. False: its parent is unknown here, so that nothing could be placed."""
+        held = self._held.setdefault(replica, _Held())
+        held.block_size = block_size
+        if parent is None:
+            ours = SEED
+        elif parent in held.own:
+            ours = held.own[parent]
+        else:
+            held.orphans += 1
+            return False
+        for place, name in enumerate(hashes):
+            chunk = tokens[place * block_size : (place + 1) * block_size]
+            ours = block_hash(ours, chunk, extras if parent is None and place == 0 else ())
+            if name in held.own:
+                if held.own[name] == ours:
+                    continue
+                self._drop(held, name)
+            held.own[name] = ours
+            held.count[ours] = held.count.get(ours, 0) + 1
+        while len(held.own) > self._limit:
+            self._drop(held, next(iter(held.own)))
+        return True
+
+    def removed(self, replica: str, hashes: Sequence[object]) -> None:
+        held = self._held.get(replica)
+        for name in hashes if held is not None else ():
+            assert held is not None
+            self._drop(held, name)
+
+    def cleared(self, replica: str) -> None:
+        """It holds nothing that was announced before."""
+        if replica in self._held:
+            self._held[replica] = _Held(block_size=self._held[replica].block_size)
+
+    def forget(self, replica: str) -> None:
+        """It left, or is another process now."""
+        self._held.pop(replica, None)
+
+    @staticmethod
+    def _drop(held: _Held, name: object) -> None:
+        ours = held.own.pop(name, None)
+        if ours is None:
+            return
+        left = held.count[ours] - 1
+        if left:
+            held.count[ours] = left
+        else:
+            del held.count[ours]
+
+    def knows(self, replica: str) -> bool:
+        """Whether the replica ever announced anything."""
+        return replica in self._held and self._held[replica].block_size > 0
+
+    def hits(self, request: RouteRequest, now: float) -> Mapping[str, int]:
+        """Tokens held by each replica that announces; needs `request.tokens`."""
+        if request.tokens is None:
+            return {}
+        chains: dict[int, list[bytes]] = {}
+        found: dict[str, int] = {}
+        for name, held in self._held.items():
+            size = held.block_size
+            if not size:
+                continue
+            chain = chains.get(size)
+            if chain is None:
+                chain = chains[size] = PrefixHasher(size).hashes(request.tokens, request.extras)
+            matched = 0
+            for block in chain:
+                if block not in held.count:
+                    break
+                matched += 1
+            found[name] = matched * size
+        return found
+
+    def chosen(self, request: RouteRequest, replica: str, now: float) -> None:
+        """Nothing: the engine will say."""
+
+    def blocks(self, replica: str) -> int:
+        held = self._held.get(replica)
+        return len(held.own) if held is not None else 0
+
+    def orphans(self, replica: str) -> int:
+        """Events that could not be placed: their parent was never seen."""
+        held = self._held.get(replica)
+        return held.orphans if held is not None else 0
+
+    def __len__(self) -> int:
+        return sum(len(held.own) for held in self._held.values())
+
+
+class CombinedIndex:
+    """Exact where a replica announces and the prompt's tokens are known; else approximate.
+
+    A prompt that was just sent somewhere is announced only once it is computed. So what was decided within the last
+    `soon` seconds counts as held even where a replica announces.
+    """
+
+    def __init__(self, exact: ExactIndex, approximate: ApproximateIndex, soon_seconds: float = 2.0) -> None:
+        self.exact = exact
+        self.approximate = approximate
+        self._soon = ApproximateIndex(4096, soon_seconds)
+
+    def hits(self, request: RouteRequest, now: float) -> Mapping[str, int]:
+        found = dict(self.approximate.hits(request, now))
+        if request.tokens is None:
+            return found
+        soon = self._soon.hits(request, now)
+        for name, hit in self.exact.hits(request, now).items():
+            found[name] = max(hit, soon.get(name, 0))
+        return found
+
+    def chosen(self, request: RouteRequest, replica: str, now: float) -> None:
+        self.approximate.chosen(request, replica, now)
+        self._soon.chosen(request, replica, now)
+
+    def cleared(self, replica: str) -> None:
+        """It says that it holds nothing."""
+        self.exact.cleared(replica)
+        self.approximate.forget(replica)
+        self._soon.forget(replica)
+
+    def forget(self, replica: str) -> None:
+        for index in (self.exact, self.approximate, self._soon):
+            index.forget(replica)

@@ -1,0 +1,69 @@
+"""What a request would wait for, in seconds: the queue, its own prompt, decoding neighbours, memory."""
+
+from shoal.policy.routing.contracts import ReplicaState, RouteRequest
+
+
+class Queue:
+    """Prompt tokens ahead of it, at the replica's prefill rate."""
+
+    name = "queue"
+    ttft = True
+
+    def seconds(self, request: RouteRequest, replica: ReplicaState, now: float) -> float:
+        return replica.pending_tokens / replica.prefill_rate
+
+
+class Uncached:
+    """Its own prompt, less what the replica holds: `(prompt - hit · trust) / prefill_rate`."""
+
+    name = "prefill"
+    ttft = True
+
+    def seconds(self, request: RouteRequest, replica: ReplicaState, now: float) -> float:
+        hit = request.hits.get(replica.name, 0) * replica.trust
+        # The last token is always computed: its logits are wanted.
+        return max(1.0, request.prompt_tokens - hit) / replica.prefill_rate
+
+
+class Decode:
+    """What the neighbours add to its own tokens: every running sequence lengthens every step of its output."""
+
+    name = "decode"
+    ttft = False
+
+    def seconds(self, request: RouteRequest, replica: ReplicaState, now: float) -> float:
+        return replica.decode_seconds * replica.load * request.max_tokens
+
+
+class KvPressure:
+    """What full memory costs: a preempted sequence is computed again, and one that doesn't fit waits.
+
+    From 80 % projected usage on, the risk of a preemption grows linearly to one at 100 %; it costs a prefill.
+    Beyond 100 %, the tokens that don't fit wait until as many are freed, at the prefill rate at the soonest.
+    """
+
+    name = "kv"
+    ttft = True
+    _FROM = 0.8
+
+    def seconds(self, request: RouteRequest, replica: ReplicaState, now: float) -> float:
+        capacity = replica.kv_capacity_tokens
+        if capacity <= 0:
+            return 0.0
+        needed = request.prompt_tokens - request.hits.get(replica.name, 0) * replica.trust + request.max_tokens
+        usage = (replica.kv_used_tokens + needed) / capacity
+        if usage <= self._FROM:
+            return 0.0
+        risk = min(1.0, (usage - self._FROM) / (1 - self._FROM))
+        waiting = max(0.0, usage - 1.0) * capacity
+        return (risk * request.prompt_tokens + waiting) / replica.prefill_rate
+
+
+class Requests:
+    """Load as a count, for policies that know no tokens: one second a request."""
+
+    name = "requests"
+    ttft = False
+
+    def seconds(self, request: RouteRequest, replica: ReplicaState, now: float) -> float:
+        return float(replica.load)

@@ -1,0 +1,155 @@
+"""Filter → score → pick, and the named policies made of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from shoal.policy.routing.contracts import (
+    Decision,
+    Filter,
+    Index,
+    NoReplica,
+    Picker,
+    ReplicaState,
+    RouteRequest,
+    Scorer,
+)
+from shoal.policy.routing.draws import Draws
+from shoal.policy.routing.filters import Available, HasSlot, Serves, why_none
+from shoal.policy.routing.kv import CombinedIndex, ExactIndex
+from shoal.policy.routing.load import Decode, KvPressure, Queue, Requests, Uncached
+from shoal.policy.routing.pickers import Least, PowerOfTwo, Random, RoundRobin, Softmax
+from shoal.policy.routing.prefix import ApproximateIndex
+from shoal.policy.routing.session import SessionRing
+from shoal.policy.routing.text_tree import CacheAware
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    policy: str = "default"
+    """One of `POLICIES`."""
+    seed: int = 0
+    """Of tie-breaks and sampling. Give every gateway its own: equal ones herd."""
+    temperature: float = 0.0
+    """Seconds; above 0, policies that take the least sample instead."""
+    index_blocks: int = 32_768
+    """Blocks remembered a replica by the approximate index at most."""
+    index_seconds: float = 600.0
+    session_bound: float = 1.25
+    """A session's replica may have this many times the mean load."""
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ValueError(f"router.policy is {self.policy!r}; expected one of {', '.join(sorted(POLICIES))}")
+        if not self.temperature >= 0:
+            raise ValueError(f"router.temperature is {self.temperature}; it must be at least 0 seconds")
+
+
+class Router:
+    """Decides where a request goes. Not thread-safe; owns its index and its memory, no clock."""
+
+    def __init__(
+        self,
+        scorers: Sequence[Scorer],
+        picker: Picker,
+        index: Index | None = None,
+        filters: Sequence[Filter] | None = None,
+        name: str = "custom",
+    ) -> None:
+        self.name = name
+        self.index = index
+        self._scorers = tuple(scorers)
+        self._picker = picker
+        self._filters = tuple(filters) if filters is not None else (Serves(), Available(), HasSlot())
+
+    def route(self, request: RouteRequest, replicas: Sequence[ReplicaState], now: float) -> Decision | NoReplica:
+        """The replica for it, or why there is none. A decision counts as taken: the index and ties remember it."""
+        filters = self._filters
+        kept = [r for r in replicas if all(f.keep(request, r, now) for f in filters)]
+        if not kept:
+            return why_none(request, replicas)
+        if self.index is not None:
+            request.hits = self.index.hits(request, now)
+        scored = [(sum(s.seconds(request, r, now) for s in self._scorers), r) for r in kept]
+        score, replica, why = self._picker.pick(request, scored, now)
+        if self.index is not None:
+            self.index.chosen(request, replica.name, now)
+        return self._decision(request, replica, score, why, len(kept), now)
+
+    def predict(self, request: RouteRequest, replicas: Sequence[ReplicaState], now: float) -> float | None:
+        """Seconds to the first token on the best replica that could ever take it; None: nobody could.
+
+        Slots are not looked at: what waits for one waits longer than this.
+        """
+        able = [r for r in replicas if all(f.keep(request, r, now) for f in self._filters[:2])]
+        if not able:
+            return None
+        if self.index is not None:
+            request.hits = self.index.hits(request, now)
+        return min(self._ttft(request, r, now) for r in able)
+
+    def forget(self, replica: str) -> None:
+        """The replica left, or came back as another process with nothing in its cache."""
+        self._picker.forget(replica)
+        if self.index is not None:
+            self.index.forget(replica)
+
+    @staticmethod
+    def _ttft(request: RouteRequest, replica: ReplicaState, now: float) -> float:
+        return sum(s.seconds(request, replica, now) for s in _TTFT)
+
+    def _decision(
+        self, request: RouteRequest, replica: ReplicaState, score: float, why: str, of: int, now: float
+    ) -> Decision:
+        parts = [f"{s.name} {s.seconds(request, replica, now):.3f}" for s in self._scorers]
+        hit = request.hits.get(replica.name, 0)
+        trust = f", trust {replica.trust:.2f}" if hit and replica.trust < 0.995 else ""
+        about = f" hit {hit}/{request.prompt_tokens}{trust}" if self.index is not None else ""
+        return Decision(
+            replica=replica.name,
+            predicted_hit=hit,
+            predicted_ttft=self._ttft(request, replica, now),
+            predicted_delay=score,
+            reason=f"{self.name}: {why} ({of} able){about}{'; ' if parts else ''}{' + '.join(parts)}",
+        )
+
+
+# What delays a first token does so whatever a policy looks at.
+_TTFT: tuple[Scorer, ...] = (Queue(), Uncached(), KvPressure())
+
+
+def _least(config: RouterConfig, draws: Draws) -> Picker:
+    return Softmax(draws, config.temperature) if config.temperature > 0 else Least(draws)
+
+
+def _approximate(config: RouterConfig) -> ApproximateIndex:
+    return ApproximateIndex(config.index_blocks, config.index_seconds)
+
+
+def _combined(config: RouterConfig) -> CombinedIndex:
+    return CombinedIndex(ExactIndex(), _approximate(config))
+
+
+_Build = Callable[[RouterConfig, Draws], Router]
+
+_BUILDERS: dict[str, _Build] = {
+    "round_robin": lambda c, d: Router((), RoundRobin(d), name="round_robin"),
+    "random": lambda c, d: Router((), Random(d), name="random"),
+    "least_load": lambda c, d: Router((Requests(),), _least(c, d), name="least_load"),
+    "power_of_two": lambda c, d: Router((Requests(),), PowerOfTwo(d), name="power_of_two"),
+    "session": lambda c, d: Router((Requests(),), SessionRing(d, c.session_bound), name="session"),
+    "cache_aware": lambda c, d: Router((), CacheAware(d), name="cache_aware"),
+    "prefix": lambda c, d: Router((Queue(), Uncached()), _least(c, d), _approximate(c), name="prefix"),
+    "kv": lambda c, d: Router((Queue(), Uncached()), _least(c, d), ExactIndex(), name="kv"),
+    "default": lambda c, d: Router(
+        (Queue(), Uncached(), Decode(), KvPressure()), _least(c, d), _combined(c), name="default"
+    ),
+}
+POLICIES = MappingProxyType(_BUILDERS)
+"""Policies by name."""
+
+
+def build_router(config: RouterConfig | None = None) -> Router:
+    """The router of a named policy."""
+    config = config or RouterConfig()
+    return POLICIES[config.policy](config, Draws(config.seed))
