@@ -1,6 +1,6 @@
 """Fitting the residual trees: gradient boosting of oblivious trees with a robust loss, in numpy.
 
-Each tree is grown on a random three quarters of the groups (a model on a machine), so that a split which helps one
+Each tree is grown on a random half of the groups (a model on a machine), so that a split which helps one
 group only rarely survives.
 """
 
@@ -17,15 +17,15 @@ Index = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class BoostSettings:
-    trees: int = 70
+    trees: int = 60
     depth: int = 4
-    rate: float = 0.15
+    rate: float = 0.25
     shrink: float = 15.0
     """Weight of rows that a leaf's answer is shrunk by, towards no correction."""
     clip: float = 0.25
     """Residuals beyond this (in the logarithm) pull no harder: outliers are measurements gone wrong."""
     bins: int = 24
-    share: float = 0.75
+    share: float = 0.5
     seed: int = 20260701
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from shoal.plan.numeric import Real
+from shoal.plan.numeric import SCALAR, Ops, Real
 
 Mode = Literal["agg", "disagg"]
 GROUPS = ("backend", "generation", "precision", "mode")
@@ -48,6 +48,8 @@ class Constants:
     """Share of the link's bandwidth that collectives of a decode step reach."""
     far_latency: Real = 40e-6
     """What each collective adds when it leaves the scale-up domain."""
+    expert_tile: Real = 48.0
+    """Rows that each touched expert's product is padded by, on average."""
     imbalance: Real = 0.2
     """Load of the busiest expert rank above the mean, for one token a rank; falls with the root of the tokens."""
     prefill_rate: Real = 0.6
@@ -87,12 +89,29 @@ class Constants:
     """The same where the numbers of workers are not known."""
 
 
+SHARES = frozenset({
+    "weight_bandwidth", "expert_bandwidth", "decode_rate", "kv_bandwidth", "decode_attention_rate", "link_share",
+    "prefill_rate", "prefill_expert_rate", "prefill_attention_rate", "prefill_link_share",
+})  # fmt: skip
+"""Constants that are shares of a published peak and so stay below one: fitted as logits, the others as logarithms."""
+
+
+def to_link(name: str, value: float) -> float:
+    """A constant on the scale on which it is fitted and its offsets add up."""
+    return math.log(value / (1.0 - value)) if name in SHARES else math.log(value)
+
+
+def from_link(name: str, value: Real, ops: Ops = SCALAR) -> Real:
+    """The inverse of `to_link`, for a float or an array."""
+    return 1.0 / (1.0 + ops.exp(-value)) if name in SHARES else ops.exp(value)
+
+
 NAMES = tuple(f.name for f in fields(Constants))
 PRIOR = Constants()
 
 STRENGTH: Mapping[str, float] = {
     "wait": 30.0, "saturation": 8.0, "unknown_saturation": 8.0, "cache_bytes": 3.0, "prefill_attention_rate": 3.0,
-    "prefill_rate": 2.0, "imbalance": 2.0, "far_latency": 2.0,
+    "prefill_rate": 2.0, "imbalance": 2.0, "expert_tile": 2.0, "far_latency": 2.0,
 }  # fmt: skip
 """How firmly the fit holds a constant at its prior (1 unless given): those that few rows inform."""
 
@@ -115,7 +134,7 @@ VARIES: Mapping[str, tuple[str, ...]] = {
 """Which constants each grouping may shift. Nothing is fitted per model or per machine."""
 
 Offsets = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""group → level → constant → offset of its logarithm."""
+"""group → level → constant → offset on its link scale."""
 
 
 def generation_level(architecture: str) -> str:
@@ -133,8 +152,8 @@ def resolve(
         "precision": precision,
         "mode": mode,
     }
-    logs = {name: base.get(name, math.log(getattr(PRIOR, name))) for name in NAMES}
+    links = {name: base.get(name, to_link(name, getattr(PRIOR, name))) for name in NAMES}
     for group, level in levels.items():
         for name, offset in offsets.get(group, {}).get(level, {}).items():
-            logs[name] += offset
-    return Constants(**{name: math.exp(value) for name, value in logs.items()})
+            links[name] += offset
+    return Constants(**{name: from_link(name, value) for name, value in links.items()})

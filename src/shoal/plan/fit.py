@@ -13,7 +13,7 @@ import numpy.typing as npt
 from shoal.plan.artifact import VERSION, Artifact, Interval, Quality, tables
 from shoal.plan.boost import BoostSettings, fit_trees
 from shoal.plan.deployment import load_of, prepare, stack_loads, stack_work
-from shoal.plan.engine_constants import GROUPS, NAMES, PRIOR, STRENGTH, VARIES, Constants, generation_level
+from shoal.plan.engine_constants import GROUPS, NAMES, PRIOR, STRENGTH, VARIES, Constants, from_link, generation_level, to_link
 from shoal.plan.estimator import (
     Array,
     Predictions,
@@ -22,6 +22,7 @@ from shoal.plan.estimator import (
     stack_kinds,
     width_factor,
 )
+from shoal.plan.numeric import ARRAY
 from shoal.plan.pool_work import PoolWork
 from shoal.plan.residual import FEATURES, Ensemble, Kind, kind_of
 from shoal.plan.rows import Row, distinct
@@ -112,7 +113,7 @@ def _slots(cases: Cases) -> list[_Slot]:
 
 @dataclass(frozen=True, slots=True)
 class Physics:
-    """Fitted logarithms of constants."""
+    """Fitted constants on their link scale."""
 
     base: dict[str, float]
     offsets: dict[str, dict[str, dict[str, float]]]
@@ -125,7 +126,7 @@ class Physics:
                 here = np.array([levels[index] == level for levels in cases.levels], dtype=float)
                 for name, offset in found.items():
                     columns[name] = columns[name] + offset * here
-        return Constants(**{name: np.exp(column) for name, column in columns.items()})
+        return Constants(**{name: from_link(name, column, ARRAY) for name, column in columns.items()})
 
 
 def fit_physics(cases: Cases, evaluations: int = 25) -> Physics:
@@ -133,7 +134,7 @@ def fit_physics(cases: Cases, evaluations: int = 25) -> Physics:
     from scipy.optimize import least_squares
 
     slots = _slots(cases)
-    prior = np.log([getattr(PRIOR, name) for name in NAMES])
+    prior = np.array([to_link(name, getattr(PRIOR, name)) for name in NAMES])
     hold = SHRINKAGE * np.array([STRENGTH.get(name, 1.0) for name in NAMES])
     member = [np.array([s.level == lv[GROUPS.index(s.group)] for lv in cases.levels], dtype=float) for s in slots]
     position = {name: index for index, name in enumerate(NAMES)}
@@ -142,8 +143,8 @@ def fit_physics(cases: Cases, evaluations: int = 25) -> Physics:
     ridge = np.concatenate([hold, np.full(len(slots), OFFSET_SHRINKAGE)])
 
     def ratios(columns: list[Array]) -> Array:
-        """Residuals of TPOT then TTFT, in units of noise, for logarithms of constants (one column each)."""
-        k = Constants(**{name: np.exp(column) for name, column in zip(NAMES, columns, strict=True)})
+        """Residuals of TPOT then TTFT, in units of noise, for constants on their link scale (one column each)."""
+        k = Constants(**{name: from_link(name, column, ARRAY) for name, column in zip(NAMES, columns, strict=True)})
         out = closed_loop(cases.work, cases.first, k, cases.load)
         return np.concatenate(
             [(np.log(out.tpot) - log_tpot) / TPOT_NOISE, (np.log(out.ttft) - log_ttft) / TTFT_NOISE]
@@ -209,8 +210,8 @@ class Correction:
         return tpot, ttft, table
 
 
-TPOT_TREES = BoostSettings()
-TTFT_TREES = BoostSettings(clip=0.5)
+TPOT_TREES = BoostSettings(clip=0.2)
+TTFT_TREES = BoostSettings(clip=0.4)
 SCALE_TREES = BoostSettings(trees=25, depth=3, rate=0.2, shrink=40.0, clip=1.5)
 
 
@@ -297,17 +298,16 @@ def fit_interval(
 ) -> tuple[Ensemble, float, Interval]:
     """A scale that depends on the case, and the quantiles of residual ÷ scale.
 
-    Half of the weight is on residuals of the fit and half on those of folds that had not seen the group: new rows
-    will be some of both, and the interval should hold 90 % of either within a few points.
+    The scale is learnt from residuals of folds that had not seen the group, which is where a new row stands. The
+    quantiles weigh those residuals and the fit's own alike: new rows will be some of both, and the interval
+    should hold 90 % of either within a few points.
     """
-    both = np.concatenate([inside, held])
-    wide = np.concatenate([table, table])
+    size = np.log(np.abs(held) + 0.02)
+    base = float(np.average(size, weights=counts))
+    trees = fit_trees(table, size - base, counts, cases.group, SCALE_TREES)
+    scale = np.exp(base + trees.many(table)) * cases.width
+    ratio = np.concatenate([inside / scale, held / scale])
     weight = np.concatenate([counts, counts])
-    size = np.log(np.abs(both) + 0.02)
-    base = float(np.average(size, weights=weight))
-    group = np.concatenate([cases.group, cases.group])
-    trees = fit_trees(wide, size - base, weight, group, SCALE_TREES)
-    ratio = both / (np.exp(base + trees.many(wide)) * np.concatenate([cases.width, cases.width]))
     return trees, base, Interval(weighted_quantile(ratio, weight, 0.05), weighted_quantile(ratio, weight, 0.95))
 
 

@@ -172,7 +172,7 @@ def _shape(record: _Record, prefix: str, scale_up: int) -> _Shape:
 def deployment_of(record: _Record, model: ModelWork, accelerator: Accelerator, mode: str) -> Deployment:
     """What a row describes, with what it leaves out assumed from layout and load."""
     backend = record.text("backend").lower()
-    precision = _precision(record)
+    precision = _precision(record, model)
     isl, osl = record.positive("isl"), record.positive("osl")
     domain = accelerator.scale_up.domain or accelerator.devices_per_node
 
@@ -216,13 +216,15 @@ def _offered(record: _Record) -> float | None:
     return float(found[1]) if found and int(found[1]) > 0 else None
 
 
-def _precision(record: _Record) -> str:
+def _precision(record: _Record, model: ModelWork) -> str:
+    """The weights' precision: as a column says, as the checkpoint's name says, or as the checkpoint is published."""
     for field in ("gemm_quant_mode", "precision", "moe_quant_mode"):
         text = record.text(field).lower()
         if text in _QUANTIZATIONS:
             return _QUANTIZATIONS[text]
     name = record.text("model_path").lower()
-    return next((value for mark, value in (("nvfp4", "fp4"), ("fp8", "fp8")) if mark in name), "bf16")
+    named = next((value for mark, value in (("nvfp4", "fp4"), ("fp8", "fp8")) if mark in name), "")
+    return named or _QUANTIZATIONS.get(model.native, "bf16")
 
 
 def _fleet_pools(devices: int, concurrency: float) -> tuple[Pool, Pool]:

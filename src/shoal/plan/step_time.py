@@ -103,7 +103,9 @@ def _experts(
     """Seconds of the routed experts for `tokens` of the whole worker."""
     untouched = ops.exp(ops.maximum(tokens * work.touched_log, -60.0))
     read = work.expert_bytes * (1.0 - untouched) / (work.bandwidth * k.expert_bandwidth)
-    multiplied = work.expert_ops * tokens / (work.expert_rate * rate)
+    # Each touched expert multiplies whole tiles of rows, however few tokens chose it.
+    padded = k.expert_tile * work.experts * (1.0 - untouched) / ops.maximum(work.top_k, 1.0)
+    multiplied = work.expert_ops * (tokens + padded) / (work.expert_rate * rate)
     crowded = 1.0 + k.imbalance * (work.ep / (tokens * ops.maximum(work.top_k, 1.0))) ** 0.5
     crowded = ops.where(work.ep > 1.5, ops.minimum(crowded, 3.0), 1.0)
     return ops.where(work.moe_layers > 0, soft_max(read, multiplied) * crowded, 0.0)
