@@ -9,6 +9,7 @@ import functools
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal, Protocol
 
 import torch
@@ -150,7 +151,7 @@ class ShmGroup:
         row = tensor.nbytes // extents[self.index] if extents[self.index] else self._row_bytes(tensor, dim)
         if dim == 0:
             whole = tensor.new_empty((sum(extents), *tensor.shape[1:]))
-            parts = list(whole.split(extents))
+            parts = _cut(whole, extents)
         else:
             parts = [tensor.new_empty((*tensor.shape[:dim], n, *tensor.shape[dim + 1 :])) for n in extents]
         missing = self._live.all_gather(tensor, parts, [row * n for n in extents])
@@ -174,7 +175,7 @@ class ShmGroup:
         self._done("all_to_all", missing)
         row = self._row_bytes(packed, 0)
         rows = [table[source][self.index] // row if row else 0 for source in range(self.size)]
-        outs = list(packed.new_empty((sum(rows), *packed.shape[1:])).split(rows))
+        outs = _cut(packed.new_empty((sum(rows), *packed.shape[1:])), rows)
         self._done("all_to_all", self._live.all_to_all(packed, outs, table))
         self._traffic.add(self.axis, "all_to_all", packed.nbytes, packed.nbytes - sizes[self.index])
         return outs
@@ -219,3 +220,9 @@ class ShmGroup:
     def _done(self, operation: str, missing: int) -> None:
         if missing >= 0:
             raise CollectiveTimeout(self.axis, operation, self.ranks[missing], self._timeout)
+
+
+def _cut(whole: Tensor, extents: Sequence[int]) -> list[Tensor]:
+    """Views of consecutive runs of rows."""
+    ends = list(accumulate(extents))
+    return [whole[end - extent : end] for end, extent in zip(ends, extents, strict=True)]

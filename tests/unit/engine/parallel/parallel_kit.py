@@ -1,4 +1,4 @@
-"""Ranks as threads of the test: collectives let go of the GIL, and the segment cannot tell threads from processes."""
+"""Ranks as threads of the test: collectives let go of the GIL, and a segment cannot tell threads from processes."""
 
 import os
 import threading

@@ -175,9 +175,9 @@ def test_a_rank_that_does_not_come_is_named(kinds: list[Kind]) -> None:
 @kinds
 def test_a_sender_without_a_receiver_and_a_receiver_without_a_sender_time_out(kinds: list[Kind]) -> None:
     groups = make_groups(kinds, timeout=0.2)
-    with pytest.raises(CollectiveTimeout, match="send over tp waited 0.2 s for rank 11"):
+    with pytest.raises(CollectiveTimeout, match=r"send over tp waited 0.2 s for rank 11"):
         groups[0].send(torch.zeros(1000), 1)
-    with pytest.raises(CollectiveTimeout, match="recv over tp waited 0.2 s for rank 10"):
+    with pytest.raises(CollectiveTimeout, match=r"recv over tp waited 0.2 s for rank 10"):
         groups[1].recv((2000,), torch.float32, 0)
 
 
