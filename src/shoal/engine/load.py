@@ -55,6 +55,7 @@ def load_engine(options: EngineOptions, observer: Observer | None = None) -> tup
             max_model_len=budget.max_model_len,
             token_budget=options.max_num_batched_tokens,
             max_sequences=options.max_num_seqs,
+            chunk_size=options.prefill_chunk,
             prefix_caching=options.prefix_caching,
         )
     )
@@ -95,15 +96,24 @@ def load_worker(
     Raises UnsupportedModel, WeightsError or OutOfMemory.
     """
     device, dtype = torch.device(options.device), compute_dtype(options, spec)
-    limit = min(options.max_model_len or spec.max_position, spec.max_position)
-    model = build_model(spec, dtype, device, limit)
+    limit = longest_context(spec)
+    if options.max_model_len is not None and options.max_model_len > limit:
+        raise InvalidOption("max_model_len", options.max_model_len, f"at most {limit}, the limit of {spec.name}")
+    model = build_model(spec, dtype, device, options.max_model_len or spec.max_position)
     model.load(open_weights(path).tensors())
     block_bytes = kv_block_bytes(spec, options.block_size, dtype)
     # The scheduler's block is as long as the blocks of all context-parallel ranks together.
     logical = msgspec.structs.replace(options, block_size=options.block_size * mesh.spec.cp)
-    budget = kv_budget(logical, block_bytes, spec.max_position, _memory_of(device) // _sharers(mesh, device))
+    budget = kv_budget(logical, block_bytes, options.max_model_len or spec.max_position, _memory_of(device) // _sharers(mesh, device))
     sampler = Sampler(spec.vocab, device, guided, eos_token_ids)
     return LoadedRank(options, mesh, spec, model, sampler, dtype, device, budget)
+
+
+def longest_context(spec: ModelSpec) -> int:
+    """Tokens the model can be served with. Dynamic RoPE is made to go beyond `max_position`, by its factor."""
+    ropes = [layer.attention.rope for layer in spec.layers]
+    stretch = max((rope.factor for rope in ropes if rope is not None and rope.kind == "dynamic"), default=1.0)
+    return int(spec.max_position * stretch)
 
 
 def _sharers(mesh: Mesh, device: torch.device) -> int:

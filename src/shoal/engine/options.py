@@ -33,6 +33,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     """Token budget of a step: prefill chunks and decode rows together."""
+    prefill_chunk: int | None = None
+    """Rows of one sequence in one step at most; default: the whole budget."""
     prefix_caching: bool = True
     seed: int | None = None
     """Seeds requests that bring none (seed, seed + 1, …), so that a whole run can be repeated. None: at random."""
@@ -79,6 +81,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         _at_least("max_model_len", self.max_model_len, 2)
         _at_least("max_num_seqs", self.max_num_seqs, 1)
         _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        _at_least("prefill_chunk", self.prefill_chunk, 1)
         _at_least("threads", self.threads, 1)
         if not self.step_timeout > 0:
             raise InvalidOption("step_timeout", self.step_timeout, "seconds > 0")
