@@ -13,12 +13,3 @@ __all__ = [
     "RouterConfig",
     "build_router",
 ]
-    "POLICIES",
-    "Decision",
-    "NoReplica",
-    "ReplicaState",
-    "RouteRequest",
-    "Router",
-    "RouterConfig",
-    "build_router",
-]

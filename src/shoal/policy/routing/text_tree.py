@@ -5,7 +5,7 @@ Not recommended: it weighs nothing in time, and switches between two modes at th
 
 from collections.abc import Sequence
 
-from shoal.policy.routing.contracts import RouteRequest
+from shoal.policy.routing.contracts import ReplicaState, RouteRequest
 from shoal.policy.routing.draws import Draws
 from shoal.policy.routing.pickers import Least, Picked, Scored
 
@@ -145,7 +145,7 @@ class CacheAware:
     def _by_load(
         self, request: RouteRequest, scored: Scored, now: float, why: str
     ) -> tuple[float, ReplicaState, str]:
-        by_load = [(float(replica.load), replica) for _, replica in scored]
+        by_load: list[tuple[float, ReplicaState]] = [(float(replica.load), replica) for _, replica in scored]
         score, replica, _ = self._least.pick(request, by_load, now)
         return score, replica, why
 
