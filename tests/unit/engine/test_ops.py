@@ -91,6 +91,17 @@ def test_kernels_are_chosen_by_name() -> None:
         select_kernels("fast")
 
 
+@pytest.mark.parametrize("rows", [1, 2, 64, 65])
+@pytest.mark.parametrize("biased", [False, True])
+def test_linear_whatever_the_rows(rows, biased) -> None:
+    layer = torch.nn.Linear(40, 24, bias=biased)
+    x = torch.randn(rows, 40)
+    for linear in (ops.linear, reference.linear):
+        out = linear(x, layer.weight, layer.bias)
+        torch.testing.assert_close(out, layer(x))
+        assert out.is_contiguous()
+
+
 def test_batch_lays_rows_one_after_another() -> None:
     batch = build_batch(
         [

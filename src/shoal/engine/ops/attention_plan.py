@@ -18,8 +18,8 @@ from shoal.engine.batch import Batch
 
 SHORT_QUERY = 16
 """Queries up to this length (decode, draft verification) are batched over sequences; longer ones go one by one."""
-GROUP_TOKENS = 16384
-"""Most keys gathered at once for a group of short queries: bounds the copy that gathering makes."""
+GROUP_TOKENS = 2048
+"""Most keys gathered at once for a group of short queries: what is gathered is soon read again, from the cache."""
 WASTE = 0.25
 """Padding a group may hold, as a share of its keys, before a new group is begun …"""
 WASTE_FREE = 512

@@ -1,7 +1,7 @@
 """What an implementation of the ops provides, and which one this process uses."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
@@ -9,7 +9,7 @@ from torch import Tensor
 from shoal.engine.batch import Batch
 from shoal.engine.errors import InvalidOption
 from shoal.engine.kv.cache import LayerKv
-from shoal.engine.ops import reference, reference_attention
+from shoal.engine.ops import cpu, reference, reference_attention
 
 
 class PagedAttention(Protocol):
@@ -82,6 +82,7 @@ REFERENCE = Kernels(
 
 # Best first. An entry gives None where it can't run: not built, or not for this processor.
 _CANDIDATES: Mapping[str, Callable[[], Kernels | None]] = {
+    "cpu": lambda: replace(REFERENCE, name="cpu", linear=cpu.linear),
     "reference": lambda: REFERENCE,
 }
 

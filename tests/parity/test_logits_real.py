@@ -1,0 +1,48 @@
+"""Real weights out of GGUF files, against Transformers reading the same files."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from parity.direct import Direct, relative_error
+from shoal.engine.weights import open_weights
+
+pytestmark = pytest.mark.realmodel
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module", params=["smollm2_path", "gemma3_path"])
+def path(request: pytest.FixtureRequest) -> Path:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="module")
+def reference(path: Path) -> Any:
+    pytest.importorskip("accelerate", reason="Transformers reads GGUF through accelerate")
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+def test_tensors_equal_transformers_dequantized(path: Path, reference: Any) -> None:
+    expected = reference.state_dict()
+    seen = set()
+    for name, tensor in open_weights(path).tensors():
+        assert torch.equal(tensor, expected[name]), name
+        seen.add(name)
+    assert set(expected) - seen <= {"lm_head.weight"}
+
+
+def test_logits(path: Path, reference: Any) -> None:
+    """700 tokens: beyond Gemma's window of 512."""
+    ids = torch.randint(10, 20_000, (700,), generator=torch.Generator().manual_seed(0)).tolist()
+    with torch.no_grad():
+        expected = reference(torch.tensor([ids])).logits[0]
+    direct = Direct.open(path, blocks=128, block_size=16)
+    table = direct.table(len(ids))
+    assert relative_error(direct.run(ids, 256, table), expected) < TOLERANCE
+    ends = direct.run(ids, 1, table, start=len(ids) - 4)
+    assert relative_error(ends, expected[-4:]) < TOLERANCE
