@@ -1,0 +1,74 @@
+"""What the fleet knows a replica by, and what it asks of the adapter that speaks its dialect."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import msgspec
+
+Role = Literal["both", "prefill", "decode"]
+
+
+class ReplicaStats(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine's gauges at one moment; None where it doesn't say."""
+
+    running: int | None = None
+    """Requests being computed."""
+    waiting: int | None = None
+    """Requests that wait inside the engine."""
+    kv_usage: float | None = None
+    """Share of KV memory in use, 0 to 1."""
+    kv_capacity_tokens: int | None = None
+    generated_tokens: int | None = None
+    """Counter since its start. A lower value than before means that it restarted."""
+    prompt_tokens: int | None = None
+
+
+class EngineAdapter(Protocol):
+    """A dialect. Everything has a deadline of its own and raises `LegFailed` or `TimeoutError`."""
+
+    async def ready(self) -> bool:
+        """Whether it can serve now: a cheap check, made every second or so."""
+
+    async def stats(self) -> ReplicaStats:
+        """Its gauges."""
+
+    def kv_events(self) -> "AsyncIterator[RawEvents] | None":
+        """Messages of its KV event stream, in order of arrival; None if it has none. Ends when it disconnects."""
+
+    async def replay(self, start: int) -> "list[RawEvents] | None":
+        """Messages from sequence number `start` on, up to the latest; None if they are no longer there."""
+
+
+class RawEvents(msgspec.Struct, frozen=True):
+    """One message of a KV event stream: its sequence number and its msgpack payload."""
+
+    sequence: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaHandle:
+    """One replica as configured or launched."""
+
+    name: str
+    url: str
+    models: tuple[str, ...]
+    """Names it is asked for by; the first is its own."""
+    pool: str = "default"
+    role: Role = "both"
+    adapter: EngineAdapter | None = None
+    """None: only passive health, no gauges."""
+    api_key: str | None = None
+    """What the replica itself demands."""
+    max_inflight: int = 256
+    max_model_len: int = 0
+    usage_in_stream: bool = True
+    """It takes `stream_options.include_usage`."""
+    returns_token_ids: bool = False
+    """It takes `return_token_ids` and token ids as a prompt: greedy streams can be continued elsewhere."""
+    resumes: bool = False
+    """It takes `resume_token_ids`: seeded streams can be continued too."""
+
+    def __repr__(self) -> str:
+        return f"ReplicaHandle({self.name!r}, {self.url!r}, pool={self.pool!r}, role={self.role!r})"

@@ -1,0 +1,118 @@
+"""One replica's account: the only place that writes its `ReplicaState`."""
+
+from collections.abc import Callable
+
+from shoal.fleet.http1 import Endpoint
+from shoal.fleet.leases import Lease
+from shoal.fleet.registry.contracts import ReplicaHandle, ReplicaStats
+from shoal.fleet.registry.rates import Rates
+from shoal.policy.breaker import Breaker, BreakerConfig
+from shoal.policy.outcomes import MEANINGS, Outcome
+from shoal.policy.routing.contracts import ReplicaState
+from shoal.policy.routing.trust import Trust
+
+
+class Replica:
+    """A replica with everything known of it: endpoint, breaker, trust, rates, live load."""
+
+    def __init__(self, handle: ReplicaHandle, breaker: BreakerConfig, clock: Callable[[], float]) -> None:
+        self.handle = handle
+        self.name = handle.name
+        self.endpoint = Endpoint(handle.url, api_key=handle.api_key)
+        self.breaker = Breaker(breaker)
+        self.trust = Trust()
+        self.rates = Rates()
+        self.state = ReplicaState(
+            name=handle.name,
+            models=frozenset(handle.models),
+            pool=handle.pool,
+            max_inflight=handle.max_inflight,
+            max_model_len=handle.max_model_len,
+        )
+        self.stats = ReplicaStats()
+        self.last_progress = clock()
+        """When anything of any answer came from it last."""
+        self.outcomes: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
+        self.unhealthy_because = ""
+        self._clock = clock
+        self._own_pending = 0.0
+        self._own_kv = 0.0
+        self._mean_prompt = 0.0
+
+    # Leases.
+
+    def on_taken(self, lease: Lease) -> None:
+        state = self.state
+        lease.era = self.breaker.admit(lease.taken_at)
+        lease.ahead = state.pending_tokens
+        if state.inflight == 0:
+            self.last_progress = lease.taken_at
+        state.inflight += 1
+        self._own_pending += lease.uncached
+        self._own_kv += lease.prompt_tokens + lease.output_tokens
+        self._mean_prompt += 0.1 * (lease.prompt_tokens - self._mean_prompt)
+        self.refresh(lease.taken_at)
+
+    def on_first_token(self, lease: Lease) -> None:
+        assert lease.first_at is not None
+        self._own_pending = max(0.0, self._own_pending - lease.uncached)
+        self.state.decoding += 1
+        self.rates.on_first_token(lease.ahead + lease.uncached, lease.first_at - lease.taken_at)
+        self.refresh(lease.first_at)
+
+    def on_released(self, lease: Lease) -> None:
+        assert lease.outcome is not None
+        state = self.state
+        running = state.decoding
+        state.inflight -= 1
+        self._own_kv = max(0.0, self._own_kv - lease.prompt_tokens - lease.output_tokens)
+        if lease.first_at is None:
+            self._own_pending = max(0.0, self._own_pending - lease.uncached)
+        else:
+            state.decoding -= 1
+            self.rates.on_decoded(lease.tokens - 1, lease.last_at - lease.first_at, running)
+        if state.inflight == 0:
+            # Sums of floats drift; with nobody here they are known.
+            self._own_pending = self._own_kv = 0.0
+        self.outcomes[lease.outcome] += 1
+        if MEANINGS[lease.outcome].breaker == "success":
+            self.last_progress = lease.last_at
+        self.breaker.record(lease.outcome, lease.last_at, lease.era)
+        self.refresh(lease.last_at)
+
+    # What others report.
+
+    def on_stats(self, stats: ReplicaStats, now: float) -> bool:
+        """Its gauges. True if they show that it is another process than before."""
+        before, self.stats = self.stats.generated_tokens, stats
+        if stats.generated_tokens is not None and before is not None and stats.generated_tokens > before:
+            self.last_progress = now
+        self.refresh(now)
+        return stats.generated_tokens is not None and before is not None and stats.generated_tokens < before
+
+    def on_hit(self, predicted: int, actual: int) -> bool:
+        """The engine says how much it reused. True if trust was just lost."""
+        lost = self.trust.observe(predicted, actual)
+        self.state.trust = self.trust.value
+        return lost
+
+    def refresh(self, now: float) -> None:
+        """Bring the state up to date with leases, gauges and the breaker."""
+        state, stats = self.state, self.stats
+        waiting = stats.waiting or 0
+        # The engine's own count includes our legs; what exceeds them is somebody else's.
+        state.foreign = max(0, (stats.running or 0) + waiting - state.inflight)
+        state.pending_tokens = self._own_pending + min(waiting, state.foreign) * self._mean_prompt
+        if stats.kv_capacity_tokens:
+            state.kv_capacity_tokens = float(stats.kv_capacity_tokens)
+            state.kv_used_tokens = max(self._own_kv, (stats.kv_usage or 0.0) * stats.kv_capacity_tokens)
+        state.prefill_rate = self.rates.prefill_rate
+        state.decode_seconds = self.rates.decode_seconds
+        state.breaker_closed = self.breaker.allows(now)
+
+    @property
+    def drift(self) -> int:
+        """Requests that the engine counts beyond our leases (negative: it counts fewer); 0 if it doesn't say."""
+        if self.stats.running is None:
+            return 0
+        return self.stats.running + (self.stats.waiting or 0) - self.state.inflight
