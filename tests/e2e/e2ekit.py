@@ -104,29 +104,56 @@ def running(options: EngineOptions, server: ServerOptions | None = None) -> Iter
 def tiny_llama(folder: Path) -> Path:
     """A random-weight Llama with a byte tokenizer (0.1 M parameters): real in every way but sense."""
     import torch
+    from safetensors.torch import save_file
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=260,
-        hidden_size=48,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        bos_token_id=None,
-        eos_token_id=256,
-        initializer_range=0.3,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    hidden, inner, layers, heads, kv_heads, vocab = 48, 96, 2, 4, 2, 260
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": 1024,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "eos_token_id": 256,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+    }
+    narrow = hidden // heads * kv_heads
+    shapes = {"model.embed_tokens": (vocab, hidden), "model.norm": (hidden,), "lm_head": (vocab, hidden)}
+    for i in range(layers):
+        layer = {
+            "self_attn.q_proj": (hidden, hidden),
+            "self_attn.k_proj": (narrow, hidden),
+            "self_attn.v_proj": (narrow, hidden),
+            "self_attn.o_proj": (hidden, hidden),
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+            "input_layernorm": (hidden,),
+            "post_attention_layernorm": (hidden,),
+        }
+        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
+    generator = torch.Generator().manual_seed(0)
+    weights = {
+        f"{name}.weight": torch.ones(shape) if len(shape) == 1 else 0.3 * torch.randn(shape, generator=generator)
+        for name, shape in shapes.items()
+    }
+    folder.mkdir()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens(["<eos>"])
-    inner.save(str(folder / "tokenizer.json"))
+    byte_level = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    byte_level.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    byte_level.decoder = decoders.ByteLevel()
+    byte_level.add_special_tokens(["<eos>"])
+    byte_level.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<eos>",

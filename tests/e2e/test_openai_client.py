@@ -53,7 +53,7 @@ def test_stream_says_what_the_whole_answer_says(openai: OpenAI) -> None:
         "messages": [{"role": "user", "content": "Write a line with an emoji about the sea — in 日本語."}],
         "temperature": 0.9,
         "seed": 11,
-        "max_tokens": 60,
+        "max_tokens": 40,
     }
     whole = openai.chat.completions.create(**wanted)
     pieces, finish, usage = [], None, None
@@ -99,6 +99,29 @@ def test_tools(openai: OpenAI, choice: Any, stream: bool) -> None:
     found = json.loads(arguments)
     assert set(found) == {"city", "unit"}
     assert found["unit"] in ("C", "F")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tools_when_the_model_decides(openai: OpenAI, stream: bool) -> None:
+    wanted: Any = {
+        "model": "smollm2",
+        "messages": [{"role": "user", "content": "How is the weather in Paris, in Celsius?"}],
+        "tools": [WEATHER],
+        "temperature": 0,
+        "max_tokens": 80,
+    }
+    if stream:
+        content, names = "", []
+        for chunk in openai.chat.completions.create(**wanted, stream=True):
+            content += chunk.choices[0].delta.content or ""
+            names += [c.function.name for c in chunk.choices[0].delta.tool_calls or () if c.function]
+    else:
+        choice = openai.chat.completions.create(**wanted).choices[0]
+        content = choice.message.content or ""
+        names = [c.function.name for c in choice.message.tool_calls or () if c.type == "function"]
+        assert (choice.finish_reason == "tool_calls") == bool(names)
+    # A model this small may call or talk; what it says is never swallowed.
+    assert content or names
 
 
 def test_a_tool_round_trip(openai: OpenAI) -> None:

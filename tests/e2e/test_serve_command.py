@@ -1,16 +1,20 @@
 """`shoal serve` as users run it: what it prints, how it stops, what it says when it can't."""
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
-from e2ekit import eventually, serve_process
+from e2ekit import eventually, running, serve_process
+
+from shoal.engine.options import EngineOptions
 
 
 def start(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -108,3 +112,32 @@ def test_a_model_that_is_not_there() -> None:
     assert found.returncode != 0
     assert "/no/such/model" in found.stderr
     assert "Traceback" not in found.stderr
+
+
+def test_damaged_weights_are_an_error_before_serving(tiny_model: Path, tmp_path: Path) -> None:
+    copy = damaged(tiny_model, tmp_path / "cut", lambda weights: weights[: len(weights) // 2])
+    found = start(str(copy), "--port", "0", "--num-blocks", "10")
+    assert found.returncode == 1, found.stdout + found.stderr
+    assert found.stderr.startswith("error: ")
+    assert "model.safetensors" in found.stderr
+    assert "Traceback" not in found.stderr
+    assert "Ready" not in found.stdout
+
+
+def test_other_damage_is_named_too(tiny_model: Path, tmp_path: Path) -> None:
+    damages = {
+        "model.safetensors": lambda weights: b"",
+        "model.norm.weight": lambda weights: weights.replace(b"model.norm.weight", b"model.worm.weight"),
+    }
+    for name, damage in damages.items():
+        copy = damaged(tiny_model, tmp_path / name, damage)
+        options = EngineOptions(model=str(copy), num_blocks=10)
+        with pytest.raises(Exception, match=name), running(options):
+            pytest.fail("it serves")
+
+
+def damaged(model: Path, copy: Path, damage: Callable[[bytes], bytes]) -> Path:
+    shutil.copytree(model, copy)
+    weights = copy / "model.safetensors"
+    weights.write_bytes(damage(weights.read_bytes()))
+    return copy

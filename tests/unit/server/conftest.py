@@ -10,6 +10,7 @@ from serverkit import ScriptEngine, Served, eventually
 from shoal.engine.server.app import build_app
 from shoal.engine.server.listening import bind, url_of
 from shoal.engine.server.state import ServerOptions, ServerState
+from shoal.engine.server.transport import HttpProtocol
 
 
 def _start(**options: object) -> tuple[Served, Callable[[], None]]:
@@ -20,7 +21,9 @@ def _start(**options: object) -> tuple[Served, Callable[[], None]]:
     if attach:
         state.attach(engine)
     sock = bind(server_options)
-    server = uvicorn.Server(uvicorn.Config(build_app(state), lifespan="off", log_config=None, http="httptools"))
+    server = uvicorn.Server(
+        uvicorn.Config(build_app(state), lifespan="off", log_config=None, http=HttpProtocol, ws="none")
+    )
     thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
     thread.start()
     eventually(lambda: server.started, "server started")

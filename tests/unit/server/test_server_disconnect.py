@@ -90,3 +90,26 @@ def test_shutdown_ends_what_is_in_flight_with_an_error(serve: Callable[..., Serv
     assert '"code":"shutting_down"' in answers[0]
     assert "[DONE]" not in answers[0]
     assert not served.engine.live
+
+
+def test_a_connection_that_says_nothing_or_half_a_head_is_closed(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.engine.server.transport.HEAD_SECONDS", 0.2)
+    host, port = served.url.removeprefix("http://").split(":")
+    whole = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    for said in (b"", b"GET /hea", whole + b"GET /hea"):
+        with socket.create_connection((host, int(port)), timeout=10) as sock:
+            sock.sendall(said)
+            answer = b""
+            while piece := sock.recv(4096):
+                answer += piece
+        assert answer.startswith(b"HTTP/1.1 200" if whole in said else b"")
+
+
+def test_what_is_no_http_gets_400(served: Served) -> None:
+    host, port = served.url.removeprefix("http://").split(":")
+    for said in (b"\x16\x03\x01\x02\x00\x01\x00\x01", b"GET \xff\xfe HTTP/1.1\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"):
+        with socket.create_connection((host, int(port)), timeout=10) as sock:
+            sock.sendall(said)
+            assert sock.recv(4096).startswith(b"HTTP/1.1 400")

@@ -18,6 +18,7 @@ from shoal.engine.async_engine import AsyncEngine
 from shoal.engine.options import EngineOptions
 from shoal.engine.server.app import build_app
 from shoal.engine.server.state import ServerOptions, ServerState
+from shoal.engine.server.transport import HttpProtocol
 
 log = logging.getLogger("shoal.server")
 
@@ -56,7 +57,8 @@ class Replica:
         """Serve on `sock` until stopped. Errors of loading the model are raised once the socket is closed again."""
         config = uvicorn.Config(
             build_app(self.state),
-            http="httptools",
+            http=HttpProtocol,
+            ws="none",
             loop="none",
             lifespan="off",
             access_log=False,
