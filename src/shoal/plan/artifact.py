@@ -61,15 +61,14 @@ class Artifact(msgspec.Struct, frozen=True):
     tpot_interval: Interval
     ttft_interval: Interval
     quality: dict[str, Quality]
-    """`in_sample`, and `five_fold` by groups of (model, system) that the fold had not seen."""
+    """`in_sample`; `five_fold` by groups of (architecture, system) that the fold had not seen; `five_fold_by_name`
+    by (model name, system), where copies of one measurement under another name may be in the fit."""
     scale: tuple[float, float] = (1.0, 1.0)
     """Factors on TPOT and TTFT from a user's own measurements; 1 as shipped."""
 
 
 def ensemble(tables: tuple[TreeTable, ...]) -> Ensemble:
-    return Ensemble(
-        tuple(Tree(tuple(zip(t.features, t.thresholds, strict=True)), t.leaves) for t in tables)
-    )
+    return Ensemble(tuple(Tree(tuple(zip(t.features, t.thresholds, strict=True)), t.leaves) for t in tables))
 
 
 def tables(trees: Ensemble) -> tuple[TreeTable, ...]:
@@ -95,7 +94,7 @@ def _decode(raw: bytes, where: str) -> Artifact:
     if artifact.version != VERSION:
         raise SpecError(f"{where}: version", artifact.version, f"{VERSION}")
     if artifact.features != FEATURES:
-        raise SpecError(f"{where}: features", len(artifact.features), "the features of this release: calibrate again")
+        raise SpecError(f"{where}: features", len(artifact.features), "this release's features: calibrate again")
     return artifact
 
 

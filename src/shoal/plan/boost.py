@@ -86,9 +86,7 @@ def _grow(
     return splits, leaf
 
 
-def _gains(
-    column: Index, leaf: Index, leaves: int, bins: int, force: Array, mass: Array, shrink: float
-) -> Array:
+def _gains(column: Index, leaf: Index, leaves: int, bins: int, force: Array, mass: Array, shrink: float) -> Array:
     """For each cut of one feature: how much squared pull the two sides of every leaf would explain."""
     cell = leaf * bins + column
     f = np.cumsum(np.bincount(cell, force, leaves * bins).reshape(leaves, bins), axis=1)

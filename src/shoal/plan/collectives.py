@@ -60,7 +60,7 @@ def all_gather(ranks: int, size: float, latency: float, bandwidth: float) -> flo
 
 
 def all_to_all(ranks: int, size: float, latency: float, bandwidth: float) -> float:
-    """Seconds for a rank that holds `size` bytes, 1/n of them for each rank: α + (n−1)/n·S/B (pairs in parallel)."""
+    """Seconds for ranks that hold `size` bytes each, 1/n for every rank: α + (n−1)/n·S/B (pairs in parallel)."""
     _check(ranks, size, bandwidth)
     return 0.0 if ranks == 1 else latency + (ranks - 1) / ranks * size / bandwidth
 
@@ -137,7 +137,5 @@ def step_traffic(
         found.append(Traffic("ep", "dispatch", moe_layers, tokens * top_k * hidden * out))
         found.append(Traffic("ep", "combine", moe_layers, tokens * top_k * hidden * element_bytes))
     if cp > 1:
-        found.append(
-            Traffic("cp", "attention_merge", layers, tokens * heads * (value_dim * element_bytes + 4.0))
-        )
+        found.append(Traffic("cp", "attention_merge", layers, tokens * heads * (value_dim * element_bytes + 4.0)))
     return tuple(found)

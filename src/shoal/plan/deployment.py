@@ -14,6 +14,8 @@ from shoal.specs.errors import SpecError
 from shoal.specs.hardware import Accelerator
 from shoal.specs.layout import Layout
 
+UNLIMITED = 1e9
+
 
 @dataclass(frozen=True, slots=True)
 class Pool:
@@ -42,12 +44,14 @@ class Deployment:
     """The prefill pool of a split deployment."""
     assumed: bool = False
     """Numbers of workers or the layout were assumed, not stated."""
+    running_limit: float = UNLIMITED
+    """Most sequences that one worker runs at a time (`max_num_seqs`)."""
 
     def __post_init__(self) -> None:
-        for field in ("input_tokens", "output_tokens", "concurrency"):
+        for field in ("input_tokens", "output_tokens", "concurrency", "running_limit"):
             value = getattr(self, field)
-            if not 0 < value < 1e9:
-                raise SpecError(f"deployment.{field}", value, "a number above 0 and below a thousand million")
+            if not 0 < value <= UNLIMITED:
+                raise SpecError(f"deployment.{field}", value, "a number above 0, at most a thousand million")
 
     @property
     def mode(self) -> Mode:
@@ -85,6 +89,7 @@ def load_of(d: Deployment) -> Load:
         prefill_workers=float(d.prefill.workers if d.prefill else d.pool.workers),
         known_workers=0.0 if d.assumed else 1.0,
         split=0.0 if d.prefill is None else 1.0,
+        running_limit=float(d.running_limit),
     )
 
 

@@ -93,7 +93,7 @@ SHARES = frozenset({
     "weight_bandwidth", "expert_bandwidth", "decode_rate", "kv_bandwidth", "decode_attention_rate", "link_share",
     "prefill_rate", "prefill_expert_rate", "prefill_attention_rate", "prefill_link_share",
 })  # fmt: skip
-"""Constants that are shares of a published peak and so stay below one: fitted as logits, the others as logarithms."""
+"""Shares of a published peak, which stay below one: fitted as logits, the other constants as logarithms."""
 
 
 def to_link(name: str, value: float) -> float:

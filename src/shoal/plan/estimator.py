@@ -24,7 +24,7 @@ from shoal.plan.deployment import (
 from shoal.plan.engine_constants import Constants, generation_level, resolve
 from shoal.plan.numeric import ARRAY, SCALAR, Real
 from shoal.plan.pool_work import PoolWork
-from shoal.plan.residual import Ensemble, Kind, features, kind_of
+from shoal.plan.residual import Bundle, Ensemble, Kind, features, kind_of
 from shoal.plan.serving import Load, Outcome, closed_loop
 from shoal.plan.step_time import Estimate, RooflineStepTime
 
@@ -79,6 +79,7 @@ class ServingEstimator:
         self._ttft_trees: Ensemble = ensemble(a.ttft_trees)
         self._tpot_scale: Ensemble = ensemble(a.tpot_scale)
         self._ttft_scale: Ensemble = ensemble(a.ttft_scale)
+        self._bundle = Bundle([self._tpot_trees, self._ttft_trees, self._tpot_scale, self._ttft_scale])
         self._constants: dict[tuple[str, str, str, str], Constants] = {}
         self._prepared: dict[tuple[object, ...], tuple[Prepared, Constants, Kind, float]] = {}
 
@@ -101,13 +102,14 @@ class ServingEstimator:
         ready, k, kind, width = self._ready(d)
         load = load_of(d)
         out = closed_loop(ready.work, ready.first, k, load, SCALAR)
-        row = features(ready.work, ready.first, load, kind, out, SCALAR)
+        row = np.array(features(ready.work, ready.first, load, kind, out, SCALAR))
         a = self.artifact
-        tpot = out.tpot * math.exp(self._tpot_trees.one(row)) * a.scale[0]
-        ttft = out.ttft * math.exp(self._ttft_trees.one(row)) * a.scale[1]
+        tpot_log, ttft_log, tpot_wide, ttft_wide = self._bundle.one(row)
+        tpot = out.tpot * math.exp(tpot_log) * a.scale[0]
+        ttft = out.ttft * math.exp(ttft_log) * a.scale[1]
         floor = tpot_floor(ready.work)
-        tpot_width = math.exp(a.scale_base[0] + self._tpot_scale.one(row)) * width
-        ttft_width = math.exp(a.scale_base[1] + self._ttft_scale.one(row)) * width
+        tpot_width = math.exp(a.scale_base[0] + tpot_wide) * width
+        ttft_width = math.exp(a.scale_base[1] + ttft_wide) * width
         return Prediction(
             ttft=_interval(ttft, a.ttft_interval.low * ttft_width, a.ttft_interval.high * ttft_width, 0.0),
             tpot=_interval(tpot, a.tpot_interval.low * tpot_width, a.tpot_interval.high * tpot_width, floor),

@@ -5,95 +5,40 @@ Needs scipy (the `fit` extra); nothing at prediction time does.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from shoal.plan.artifact import VERSION, Artifact, Interval, Quality, tables
-from shoal.plan.boost import BoostSettings, fit_trees
-from shoal.plan.deployment import load_of, prepare, stack_loads, stack_work
-from shoal.plan.engine_constants import GROUPS, NAMES, PRIOR, STRENGTH, VARIES, Constants, from_link, generation_level, to_link
+from shoal.plan.artifact import VERSION, Artifact, Quality, tables
+from shoal.plan.boost import BoostSettings, Index, fit_trees
+from shoal.plan.engine_constants import (
+    GROUPS,
+    NAMES,
+    PRIOR,
+    STRENGTH,
+    VARIES,
+    Constants,
+    from_link,
+    to_link,
+)
 from shoal.plan.estimator import (
     Array,
     Predictions,
     ServingEstimator,
     feature_table,
-    stack_kinds,
-    width_factor,
 )
+from shoal.plan.fit_cases import Cases, cases_of
+from shoal.plan.fit_quality import fit_interval, quality_of
 from shoal.plan.numeric import ARRAY
-from shoal.plan.pool_work import PoolWork
-from shoal.plan.residual import FEATURES, Ensemble, Kind, kind_of
+from shoal.plan.residual import FEATURES, Ensemble
 from shoal.plan.rows import Row, distinct
-from shoal.plan.serving import Load, closed_loop
+from shoal.plan.serving import closed_loop
 
-Index = npt.NDArray[np.intp]
 TPOT_NOISE, TTFT_NOISE = 0.1, 0.3
 """Residuals (in the logarithm) beyond which a row counts linearly, not squared."""
 SHRINKAGE = 3.0
 OFFSET_SHRINKAGE = 9.0
 FOLDS = 5
 _STEP = 1e-4
-
-
-@dataclass(frozen=True, slots=True)
-class Cases:
-    """Rows as arrays: work, load, groups, weights and truth."""
-
-    work: PoolWork
-    first: PoolWork
-    load: Load
-    kind: Kind
-    width: Array
-    levels: tuple[tuple[str, ...], ...]
-    """For each case its level in each of `GROUPS`."""
-    weight: Array
-    group: Index
-    """The (architecture, system) it belongs to, as a number."""
-    ttft: Array
-    tpot: Array
-
-    def take(self, mask: npt.NDArray[np.bool_]) -> "Cases":
-        def pick(bundle: Any) -> Any:
-            names = type(bundle).__dataclass_fields__
-            return type(bundle)(**{name: getattr(bundle, name)[mask] for name in names})
-
-        levels = tuple(level for level, kept in zip(self.levels, mask, strict=True) if kept)
-        return Cases(
-            pick(self.work), pick(self.first), pick(self.load), pick(self.kind), self.width[mask], levels,
-            self.weight[mask], self.group[mask], self.ttft[mask], self.tpot[mask],
-        )  # fmt: skip
-
-
-def group_name(row: Row) -> str:
-    """The model on a machine that a row belongs to; names of the same architecture are one model (R1 is V3)."""
-    model = row.deployment.model
-    return f"{model.hidden}x{model.layers}x{model.experts}|{row.system}"
-
-
-def cases_of(rows: Sequence[Row], weights: Sequence[float]) -> Cases:
-    """Rows stacked for fitting or scoring."""
-    ready = [prepare(row.deployment) for row in rows]
-    names = sorted({group_name(row) for row in rows})
-    number = {name: index for index, name in enumerate(names)}
-    return Cases(
-        work=stack_work([r.work for r in ready]),
-        first=stack_work([r.first for r in ready]),
-        load=stack_loads([load_of(row.deployment) for row in rows]),
-        kind=stack_kinds([kind_of(row.deployment) for row in rows]),
-        width=np.array([width_factor(row.deployment) for row in rows]),
-        levels=tuple(_levels(row) for row in rows),
-        weight=np.array(weights, dtype=float),
-        group=np.array([number[group_name(row)] for row in rows], dtype=np.intp),
-        ttft=np.array([row.ttft for row in rows]),
-        tpot=np.array([row.tpot for row in rows]),
-    )
-
-
-def _levels(row: Row) -> tuple[str, ...]:
-    d = row.deployment
-    return (d.backend, generation_level(d.accelerator.architecture), d.precision, d.mode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +114,8 @@ def fit_physics(cases: Cases, evaluations: int = 25) -> Physics:
             moved = [*columns[:index], columns[index] + _STEP, *columns[index + 1 :]]
             by_constant.append(slope * (ratios(moved) - here) / _STEP)
         by_offset = [
-            by_constant[position[slot.constant]] * np.tile(rows, 2) for slot, rows in zip(slots, member, strict=True)
+            by_constant[position[slot.constant]] * np.tile(rows, 2)
+            for slot, rows in zip(slots, member, strict=True)
         ]
         return np.concatenate([np.column_stack(by_constant + by_offset), np.diag(ridge)])
 
@@ -212,7 +158,6 @@ class Correction:
 
 TPOT_TREES = BoostSettings(clip=0.2)
 TTFT_TREES = BoostSettings(clip=0.4)
-SCALE_TREES = BoostSettings(trees=25, depth=3, rate=0.2, shrink=40.0, clip=1.5)
 
 
 def fit_correction(cases: Cases, evaluations: int = 25) -> Correction:
@@ -248,20 +193,38 @@ class Fit:
     cases: Cases
 
 
+@dataclass(frozen=True, slots=True)
+class _Folds:
+    """Cases, how often each occurs, their folds, and a fit that left each fold out."""
+
+    cases: Cases
+    counts: Array
+    fold: Index
+    parts: tuple[Correction, ...]
+
+
+def _fold_fits(rows: Sequence[Row], by_name: bool, evaluations: int) -> _Folds:
+    merged = distinct(rows, by_name)
+    cases = cases_of([row for row, _ in merged], [count**0.5 for _, count in merged], by_name)
+    fold = folds_of(cases)
+    parts = tuple(fit_correction(cases.take(fold != f), evaluations) for f in range(FOLDS))
+    return _Folds(cases, np.array([count for _, count in merged]), fold, parts)
+
+
 def fit_rows(rows: Sequence[Row], source: str, date: str, evaluations: int = 25) -> Fit:
     """The whole fit: physics and trees on all rows, five folds, intervals, quality."""
-    merged = distinct(rows)
-    cases = cases_of([row for row, _ in merged], [count**0.5 for _, count in merged])
-    counts = np.array([count for _, count in merged])
+    folds = _fold_fits(rows, False, evaluations)
+    named = _fold_fits(rows, True, evaluations)
+    cases, counts, fold = folds.cases, folds.counts, folds.fold
     whole = fit_correction(cases, evaluations)
-    fold = folds_of(cases)
-    parts = [fit_correction(cases.take(fold != f), evaluations) for f in range(FOLDS)]
-    outside = [parts[f].residuals(cases) for f in range(FOLDS)]
-    held_tpot = np.choose(fold, [o[0] for o in outside])
-    held_ttft = np.choose(fold, [o[1] for o in outside])
+    outside = [part.residuals(cases) for part in folds.parts]
     tpot, ttft, table = whole.residuals(cases)
-    tpot_scale, tpot_base, tpot_interval = fit_interval(table, tpot, held_tpot, cases, counts)
-    ttft_scale, ttft_base, ttft_interval = fit_interval(table, ttft, held_ttft, cases, counts)
+    tpot_scale, tpot_base, tpot_interval = fit_interval(
+        table, tpot, np.choose(fold, [o[0] for o in outside]), cases, counts
+    )
+    ttft_scale, ttft_base, ttft_interval = fit_interval(
+        table, ttft, np.choose(fold, [o[1] for o in outside]), cases, counts
+    )
 
     def artifact(part: Correction, quality: dict[str, Quality]) -> Artifact:
         return Artifact(
@@ -271,11 +234,14 @@ def fit_rows(rows: Sequence[Row], source: str, date: str, evaluations: int = 25)
             tpot_interval=tpot_interval, ttft_interval=ttft_interval, quality=quality,
         )  # fmt: skip
 
-    inside = predict_cases(artifact(whole, {}), cases)
-    held = _assemble([predict_cases(artifact(part, {}), cases) for part in parts], fold)
+    def held_out(f: _Folds) -> Predictions:
+        return _assemble([predict_cases(artifact(part, {}), f.cases) for part in f.parts], f.fold)
+
+    inside, held = predict_cases(artifact(whole, {}), cases), held_out(folds)
     quality = {
         "in_sample": quality_of(inside, cases, counts),
         "five_fold": quality_of(held, cases, counts),
+        "five_fold_by_name": quality_of(held_out(named), named.cases, named.counts),
     }
     return Fit(artifact(whole, quality), held, cases)
 
@@ -291,48 +257,3 @@ def _assemble(parts: Sequence[Predictions], fold: Index) -> Predictions:
     names = [name for name in Predictions.__dataclass_fields__ if name != "outcome"]
     columns = {name: np.choose(fold, [getattr(part, name) for part in parts]) for name in names}
     return Predictions(**columns, outcome=parts[0].outcome)
-
-
-def fit_interval(
-    table: Array, inside: Array, held: Array, cases: Cases, counts: Array
-) -> tuple[Ensemble, float, Interval]:
-    """A scale that depends on the case, and the quantiles of residual ÷ scale.
-
-    The scale is learnt from residuals of folds that had not seen the group, which is where a new row stands. The
-    quantiles weigh those residuals and the fit's own alike: new rows will be some of both, and the interval
-    should hold 90 % of either within a few points.
-    """
-    size = np.log(np.abs(held) + 0.02)
-    base = float(np.average(size, weights=counts))
-    trees = fit_trees(table, size - base, counts, cases.group, SCALE_TREES)
-    scale = np.exp(base + trees.many(table)) * cases.width
-    ratio = np.concatenate([inside / scale, held / scale])
-    weight = np.concatenate([counts, counts])
-    return trees, base, Interval(weighted_quantile(ratio, weight, 0.05), weighted_quantile(ratio, weight, 0.95))
-
-
-def weighted_quantile(values: Array, weight: Array, share: float) -> float:
-    order = np.argsort(values)
-    reached = np.cumsum(weight[order]) / weight.sum()
-    return float(values[order][min(int(np.searchsorted(reached, share)), len(values) - 1)])
-
-
-def quality_of(found: Predictions, cases: Cases, counts: Array) -> Quality:
-    """Errors over rows (each distinct case counted as often as it occurs)."""
-    tpot = np.abs(found.tpot / cases.tpot - 1.0)
-    ttft = np.abs(found.ttft / cases.ttft - 1.0)
-    held = (found.tpot_low <= cases.tpot) & (cases.tpot <= found.tpot_high)
-    caught = (found.ttft_low <= cases.ttft) & (cases.ttft <= found.ttft_high)
-
-    def mean(values: Any) -> float:
-        return round(float(np.average(values, weights=counts)), 4)
-
-    return Quality(
-        rows=int(counts.sum()),
-        tpot_median=round(weighted_quantile(tpot, counts, 0.5), 4),
-        tpot_mean=mean(tpot),
-        tpot_coverage=mean(held),
-        ttft_median=round(weighted_quantile(ttft, counts, 0.5), 4),
-        ttft_mean=mean(ttft),
-        ttft_coverage=mean(caught),
-    )

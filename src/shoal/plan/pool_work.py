@@ -130,7 +130,6 @@ def pool_work(
     )  # fmt: skip
 
 
-
 def cache_room(work: PoolWork, utilization: float = _UTILIZATION) -> Real:
     """Bytes of a device left for KV: a share of its memory less weights and runtime, never below 3 % of memory.
 

@@ -75,29 +75,47 @@ class Tree:
     leaves: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class Ensemble:
-    trees: tuple[Tree, ...]
+    """Trees whose answers add up."""
 
-    def one(self, row: Sequence[float]) -> float:
-        """The sum of all trees' answers for one case."""
-        total = 0.0
-        for tree in self.trees:
-            leaf, bit = 0, 1
-            for feature, threshold in tree.splits:
-                if row[feature] > threshold:
-                    leaf += bit
-                bit += bit
-            total += tree.leaves[leaf]
-        return total
+    def __init__(self, trees: Sequence[Tree]) -> None:
+        self.trees = tuple(trees)
 
     def many(self, table: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The same for a table [cases, features]."""
+        """The sum of all trees' answers for each case of a table [cases, features]."""
         total = np.zeros(len(table))
+        columns = np.ascontiguousarray(table.T)
         for tree in self.trees:
             leaf = np.zeros(len(table), dtype=np.intp)
             for level, (feature, threshold) in enumerate(tree.splits):
-                leaf |= (table[:, feature] > threshold).astype(np.intp) << level
+                leaf |= (columns[feature] > threshold).astype(np.intp) << level
             total += np.asarray(tree.leaves)[leaf]
         return total
 
+
+class Bundle:
+    """Several ensembles laid out as arrays, to answer one case at a time: every question is one comparison."""
+
+    def __init__(self, ensembles: Sequence[Ensemble]) -> None:
+        trees = [tree for ensemble in ensembles for tree in ensemble.trees]
+        depth = max((len(tree.splits) for tree in trees), default=0)
+        self._features = np.zeros((len(trees), depth), dtype=np.intp)
+        # A question that a shallower tree does not ask is never true.
+        self._thresholds = np.full((len(trees), depth), np.inf)
+        leaves = np.zeros((len(trees), 1 << depth))
+        for index, tree in enumerate(trees):
+            for level, (feature, threshold) in enumerate(tree.splits):
+                self._features[index, level] = feature
+                self._thresholds[index, level] = threshold
+            leaves[index, : len(tree.leaves)] = tree.leaves
+        self._leaves = leaves.ravel()
+        self._weights = 1 << np.arange(depth, dtype=np.intp)
+        self._offsets = np.arange(len(trees), dtype=np.intp) << depth
+        sizes = [len(ensemble.trees) for ensemble in ensembles]
+        self._slices = [slice(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(len(sizes))]
+
+    def one(self, row: npt.NDArray[np.float64]) -> list[float]:
+        """Each ensemble's answer for one case, `row` [features]."""
+        leaf = (row[self._features] > self._thresholds) @ self._weights
+        answers = self._leaves[leaf + self._offsets]
+        return [float(answers[part].sum()) for part in self._slices]

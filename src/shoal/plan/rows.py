@@ -10,9 +10,10 @@ that depend on the layout and the load alone, never on the model or the times.
 import csv
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from shoal.plan.deployment import Deployment, Pool
 from shoal.plan.work import ModelWork, guess_work
@@ -25,8 +26,10 @@ REQUIRED = (
 )  # fmt: skip
 _SIZES = ("tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
 _CONCURRENCY = re.compile(r"silicon_concurrency=(\d+)")
-_QUANTIZATIONS = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4", "mxfp4": "fp4", "int4_wo": "int4", "bf16": "bf16"}
-_QUANTIZATIONS |= {"float16": "bf16", "fp16": "bf16", "fp4": "fp4", "int4": "int4", "int8": "int8", "int8_wo": "int8"}
+_QUANTIZATIONS: Mapping[str, str] = MappingProxyType(
+    {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4", "mxfp4": "fp4", "fp4": "fp4", "int4_wo": "int4",
+     "int4": "int4", "int8": "int8", "int8_wo": "int8", "bf16": "bf16", "float16": "bf16", "fp16": "bf16"}
+)  # fmt: skip
 SMALL_LOAD = 600.0
 """Requests in flight below which an unstated split deployment is taken for several small decoding workers."""
 
@@ -91,7 +94,7 @@ def read_rows(path: Path, models: ModelLookup, accelerators: AcceleratorLookup) 
             reader = csv.DictReader(handle)
             missing = [name for name in REQUIRED if name not in (reader.fieldnames or ())]
             if missing:
-                raise SpecError(f"{path}: columns", ", ".join(reader.fieldnames or ()), f"also {', '.join(missing)}")
+                raise SpecError(f"{path}: columns", ", ".join(reader.fieldnames or ()), f"and {', '.join(missing)}")
             records = [_Record(str(path), reader.line_num, _texts(values)) for values in reader]
     except FileNotFoundError:
         raise SpecError("rows", str(path), "a CSV file that exists") from None
@@ -177,9 +180,7 @@ def deployment_of(record: _Record, model: ModelWork, accelerator: Accelerator, m
     domain = accelerator.scale_up.domain or accelerator.devices_per_node
 
     def deployment(pool: Pool, prefill: Pool | None, concurrency: float, assumed: bool) -> Deployment:
-        return Deployment(
-            model, accelerator, precision, backend, pool, isl, osl, concurrency, prefill, assumed
-        )
+        return Deployment(model, accelerator, precision, backend, pool, isl, osl, concurrency, prefill, assumed)
 
     if mode == "agg":
         shape = _shape(record, "", domain)
@@ -192,8 +193,8 @@ def deployment_of(record: _Record, model: ModelWork, accelerator: Accelerator, m
             pools = _fleet_pools(shape.devices, concurrency)
             return deployment(pools[1], pools[0], concurrency, True)
         replicas = 1
-        if shape.attention_dp == 1 and batch and offered and not record.number("attention_dp_size"):
-            replicas = max(1, round(offered / batch))
+        if batch and offered:
+            replicas = max(1, round(offered / (batch * shape.attention_dp)))
         return deployment(Pool(shape.layout(), replicas), None, concurrency, False)
     first, then = _shape(record, "prefill_", domain), _shape(record, "decode_", domain)
     workers = record.number("decode_num_workers")
@@ -217,7 +218,7 @@ def _offered(record: _Record) -> float | None:
 
 
 def _precision(record: _Record, model: ModelWork) -> str:
-    """The weights' precision: as a column says, as the checkpoint's name says, or as the checkpoint is published."""
+    """The weights' precision: as a column, else the checkpoint's name, else its publisher says."""
     for field in ("gemm_quant_mode", "precision", "moe_quant_mode"):
         text = record.text(field).lower()
         if text in _QUANTIZATIONS:
@@ -228,7 +229,7 @@ def _precision(record: _Record, model: ModelWork) -> str:
 
 
 def _fleet_pools(devices: int, concurrency: float) -> tuple[Pool, Pool]:
-    """(prefill, decode) of a rack where only the total is known: few wide decoders under load, else several of 8."""
+    """(prefill, decode) of a rack where only the total is known: wide decoders under load, else several of 8."""
     wide = concurrency >= SMALL_LOAD
     decode = min(32, 8 * max(1, (devices - 4) // 8)) if wide else 8
     prefill = 8 if devices - decode >= 8 else 4
@@ -282,16 +283,18 @@ def _assumed_pools(
     return Pool(first.layout(), prefillers), Pool(then.layout(), workers)
 
 
-def distinct(rows: Iterable[Row]) -> list[tuple[Row, float]]:
+def distinct(rows: Iterable[Row], by_name: bool = False) -> list[tuple[Row, float]]:
     """Rows with copies of one measurement merged, and how many there were.
 
-    Measurements are re-published in several dumps and under several names of the same weights.
+    Measurements are re-published in several dumps and under several names of the same weights; `by_name` keeps
+    those of different names apart.
     """
     counts: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         d = row.deployment
-        key = (row.system, row.backend, d.precision, d.input_tokens, d.output_tokens, d.concurrency, d.pool,
-               d.prefill, d.model.hidden, d.model.layers, d.model.experts, round(row.ttft, 4), round(row.tpot, 6))  # fmt: skip
+        what = (row.model if by_name else "", row.system, row.backend, d.precision, d.pool, d.prefill)
+        load = (d.input_tokens, d.output_tokens, d.concurrency, round(row.ttft, 4), round(row.tpot, 6))
+        key = (*what, *load, d.model.hidden, d.model.layers, d.model.experts)
         counts.setdefault(key, []).append(row)
     return [(group[0], float(len(group))) for group in counts.values()]
 

@@ -106,7 +106,9 @@ def _slice(found: Predictions, truth: tuple[Array, Array], mask: Array) -> Slice
         true = measured[mask]
         error = np.abs(mean / true - 1.0)
         inside = (low <= true) & (true <= high)
-        return Errors(round(float(np.median(error)), 4), round(float(np.mean(error)), 4), round(float(np.mean(inside)), 4))
+        return Errors(
+            round(float(np.median(error)), 4), round(float(np.mean(error)), 4), round(float(np.mean(inside)), 4)
+        )
 
     return Slice(int(mask.sum()), errors("tpot", truth[1]), errors("ttft", truth[0]))
 
@@ -135,7 +137,18 @@ def write_csv(score: Score, handle: TextIO) -> None:
         errors = [f"{p.ttft[i] / row.ttft - 1:.4f}", f"{p.tpot[i] / row.tpot - 1:.4f}"]
         measured = [f"{row.ttft * 1e3:.4f}", f"{row.tpot * 1e3:.4f}"]
         writer.writerow(
-            [row.line, row.id, row.model, row.system, row.backend, row.mode, score.regimes[i], *measured, *values, *errors]
+            [
+                row.line,
+                row.id,
+                row.model,
+                row.system,
+                row.backend,
+                row.mode,
+                score.regimes[i],
+                *measured,
+                *values,
+                *errors,
+            ]
         )
 
 

@@ -28,6 +28,8 @@ class Load:
     """1 where the numbers of workers are given, 0 where they were assumed."""
     split: Real
     """1 for split prefill and decode, else 0."""
+    running_limit: Real
+    """Most sequences that the engine runs in one worker at a time (`max_num_seqs`); large where it sets none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Outcome:
     running: Real
     """Sequences in the batch of one attention rank."""
     admitted: Real
-    """Sequences of this length that the KV memory of one attention rank holds."""
+    """Sequences of this length that one attention rank may run: what its KV memory or the engine's limit allows."""
     offered: Real
     """Requests in flight for each attention rank."""
     decode_step: Real
@@ -56,7 +58,8 @@ def _admission(work: PoolWork, k: Constants, load: Load, ops: Ops) -> tuple[Real
     context = load.input_tokens + load.output_tokens / 2.0
     kept = work.kv_elements * context + work.window_elements * ops.minimum(context, work.window)
     sequence = kept * k.cache_bytes + work.state_bytes
-    admitted = ops.maximum(cache_room(work) * work.pp / ops.maximum(sequence, 1.0), 1.0)
+    held = cache_room(work) * work.pp / ops.maximum(sequence, 1.0)
+    admitted = ops.maximum(ops.minimum(held, load.running_limit / work.attention_dp), 1.0)
     offered = ops.maximum(load.concurrency / (load.workers * work.attention_dp), 1.0)
     # Harmonic of high order: near the limit some requests already wait.
     running = (offered**-4.0 + admitted**-4.0) ** -0.25
@@ -81,9 +84,7 @@ def _aggregated(work: PoolWork, k: Constants, load: Load, prefill: Real, ops: Op
     return Outcome(ttft, tpot, running, admitted, offered, step, prefill, wait, 0.0 * step)
 
 
-def _split(
-    work: PoolWork, first: PoolWork, k: Constants, load: Load, prefill: Real, ops: Ops
-) -> Outcome:
+def _split(work: PoolWork, first: PoolWork, k: Constants, load: Load, prefill: Real, ops: Ops) -> Outcome:
     """Closed network of two stations: a prefill pool of bounded rate, then decoding."""
     offered, admitted, _ = _admission(work, k, load, ops)
     ranks = load.workers * work.attention_dp
@@ -106,9 +107,7 @@ def _split(
     return Outcome(ttft, step, running, admitted, offered, step, prefill, wait, demand / rate)
 
 
-def closed_loop(
-    work: PoolWork, first: PoolWork, k: Constants, load: Load, ops: Ops = ARRAY
-) -> Outcome:
+def closed_loop(work: PoolWork, first: PoolWork, k: Constants, load: Load, ops: Ops = ARRAY) -> Outcome:
     """TTFT and TPOT of each case. `first` is the prefill pool's work (aggregated: the same as `work`)."""
     prefill = prefill_terms(first, k, load.input_tokens, 0.0 * load.input_tokens, ops).total
     if ops is ARRAY:

@@ -97,9 +97,7 @@ def _communication(work: PoolWork, k: Constants, tokens: Real, share: Real, ops:
     return near + away + boundary
 
 
-def _experts(
-    work: PoolWork, k: Constants, tokens: Real, rate: Real, ops: Ops
-) -> Real:
+def _experts(work: PoolWork, k: Constants, tokens: Real, rate: Real, ops: Ops) -> Real:
     """Seconds of the routed experts for `tokens` of the whole worker."""
     untouched = ops.exp(ops.maximum(tokens * work.touched_log, -60.0))
     read = work.expert_bytes * (1.0 - untouched) / (work.bandwidth * k.expert_bandwidth)
@@ -111,7 +109,9 @@ def _experts(
     return ops.where(work.moe_layers > 0, soft_max(read, multiplied) * crowded, 0.0)
 
 
-def decode_terms(work: PoolWork, k: Constants, sequences: Real, context: Real, ops: Ops = ARRAY, width: Real = 1.0) -> Terms:
+def decode_terms(
+    work: PoolWork, k: Constants, sequences: Real, context: Real, ops: Ops = ARRAY, width: Real = 1.0
+) -> Terms:
     """One decode step of `sequences` on each attention rank, each with `context` cached tokens.
 
     `width` tokens of each sequence are computed at once (1 + drafts): weights are read once, products, cache reads
@@ -143,7 +143,7 @@ def decode_terms(work: PoolWork, k: Constants, sequences: Real, context: Real, o
 
 
 def prefill_terms(work: PoolWork, k: Constants, tokens: Real, cached: Real, ops: Ops = ARRAY) -> Terms:
-    """One prefill pass of `tokens` prompt tokens on each attention rank, after `cached` tokens of the same prompt."""
+    """One prefill pass of `tokens` on each attention rank, after `cached` tokens of the same prompt."""
     whole = tokens * work.attention_dp
     multiplied = work.attention_ops * tokens / (work.dense_rate * k.prefill_rate)
     read = work.dense_bytes / (work.bandwidth * k.weight_bandwidth)
@@ -210,5 +210,3 @@ def _mixed(work: PoolWork, k: Constants, decode: Terms, prefill: Terms) -> Terms
         communication=max(decode.communication, prefill.communication),
         overhead=max(decode.overhead, prefill.overhead),
     )
-
-

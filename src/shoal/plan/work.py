@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from shoal.specs.model import AttentionSpec, FfnSpec, ModelSpec
 
+
 @dataclass(frozen=True, slots=True)
 class ModelWork:
     """Sums over a model's layers. Weights are element counts; `_ops` are FLOPs."""
@@ -59,9 +60,7 @@ class ModelWork:
     @property
     def total_weights(self) -> float:
         routed = self.expert_weights * self.experts if self.top_k else 0.0
-        return (
-            self.attention_weights + self.dense_weights + routed + self.head_weights + self.embedding_weights
-        )
+        return self.attention_weights + self.dense_weights + routed + self.head_weights + self.embedding_weights
 
 
 def _attention_weights(hidden: int, a: AttentionSpec) -> float:
@@ -81,7 +80,12 @@ def _attention_weights(hidden: int, a: AttentionSpec) -> float:
     if a.compression is not None:
         c = a.compression
         query = hidden * c.q_lora_rank + c.q_lora_rank * a.heads * a.head_dim
-        return query + hidden * a.head_dim + a.heads * a.v_head_dim * c.o_lora_rank + c.o_groups * c.o_lora_rank * hidden
+        return (
+            query
+            + hidden * a.head_dim
+            + a.heads * a.v_head_dim * c.o_lora_rank
+            + c.o_groups * c.o_lora_rank * hidden
+        )
     queries = a.heads * a.head_dim * (2 if a.output_gate else 1)
     return hidden * (queries + a.kv_heads * (a.head_dim + a.v_head_dim) + a.heads * a.v_head_dim)
 
@@ -111,7 +115,9 @@ def model_work(spec: ModelSpec) -> ModelWork:
     states = [x.attention.linear for x in spec.layers if x.attention.linear is not None]
     windows = [float(_bound(a) or 0) for a in local]
     dense = sum(_ffn_weights(hidden, x.ffn, x.ffn.intermediate) for x in spec.layers if x.ffn.kind == "dense")
-    shared = sum(_ffn_weights(hidden, f, f.shared_intermediate + f.beside_dense) + 2 * hidden * f.latent for f in moe)
+    shared = sum(
+        _ffn_weights(hidden, f, f.shared_intermediate + f.beside_dense) + 2 * hidden * f.latent for f in moe
+    )
     chosen = [a.indexer.top_k for a in full if a.indexer is not None]
     return ModelWork(
         name=spec.name,
