@@ -1,0 +1,101 @@
+"""What an OpenAI-compatible server sends back, as far as a benchmark reads it, and its stream cut into events."""
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+
+class Delta(msgspec.Struct, frozen=True):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[Raw] | None = None
+
+
+class Choice(msgspec.Struct, frozen=True):
+    text: str | None = None
+    """Of completions."""
+    delta: Delta | None = None
+    """Of chat."""
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+
+    @property
+    def visible(self) -> bool:
+        """The user sees something new."""
+        if self.text:
+            return True
+        delta = self.delta
+        return delta is not None and bool(
+            delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls
+        )
+
+
+class PromptDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int | None = None
+
+
+class Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: PromptDetails | None = None
+
+
+class Event(msgspec.Struct, frozen=True):
+    """One payload of a stream."""
+
+    choices: list[Choice] = []
+    usage: Usage | None = None
+    error: Raw | UnsetType = UNSET
+
+
+class _Problem(msgspec.Struct, frozen=True):
+    message: str | None = None
+
+
+class _ErrorBody(msgspec.Struct, frozen=True):
+    error: _Problem | str | None = None
+    message: str | None = None
+    detail: Raw | None = None
+
+
+DONE = b"[DONE]"
+_MOST_PENDING = 4 * 2**20
+_ERROR_LENGTH = 300
+
+
+class EventSplitter:
+    """Bytes of a stream in, payloads of its events out, however the bytes are cut."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The payloads completed by this piece; `ValueError` for an event that never ends."""
+        lines = (self._rest + piece).split(b"\n")
+        self._rest = lines.pop()
+        if len(self._rest) > _MOST_PENDING:
+            raise ValueError(f"a line of more than {_MOST_PENDING} bytes")
+        done = []
+        for line in lines:
+            line = line.rstrip(b"\r")
+            if line.startswith(b"data:"):
+                self._data.append(line[5:].lstrip(b" "))
+            elif not line and self._data:
+                done.append(self._data[0] if len(self._data) == 1 else b"\n".join(self._data))
+                self._data = []
+        return done
+
+
+def error_text(body: bytes) -> str:
+    """What a server's error body says, shortened."""
+    try:
+        parsed = msgspec.json.decode(body, type=_ErrorBody)
+    except msgspec.DecodeError:
+        return body[:_ERROR_LENGTH].decode("utf-8", "replace").strip()
+    if isinstance(parsed.error, str):
+        return parsed.error[:_ERROR_LENGTH]
+    message = (parsed.error.message if parsed.error else None) or parsed.message
+    if message is None and parsed.detail is not None:
+        message = bytes(parsed.detail).decode("utf-8", "replace")
+    return (message or body.decode("utf-8", "replace"))[:_ERROR_LENGTH].strip()

@@ -1,0 +1,347 @@
+"""Runs a load against a target: an open loop at its own times, or a closed loop of a given concurrency."""
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from shoal.bench.conversation import Contents, Conversation
+from shoal.bench.load import Load, Session, Turn
+from shoal.bench.records import Phase, Record
+from shoal.bench.target import Reply, Target
+from shoal.policy.outcomes import Outcome
+from shoal.specs.errors import SpecError
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a load is run."""
+
+    requests: int | None = None
+    """Measured requests of a closed loop; None: as many as the load has, less the warm-up."""
+    concurrency: int | None = None
+    """A closed loop of that many requests in flight; None: an open loop."""
+    warmup: int = 0
+    """Open loop: the first sessions aren't measured. Closed loop: requests that end before the window opens."""
+    deadline: float = 600.0
+    """Seconds for one request."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What happened. Times in seconds since the start of the run."""
+
+    records: tuple[Record, ...]
+    start: float
+    """When the measured window opened."""
+    end: float
+    """When it closed."""
+    load: str
+    concurrency: int | None
+    requested_rate: float | None
+    """Sessions a second that were asked for; None: closed loop, or all at once."""
+    partial: bool
+    notes: tuple[str, ...] = ()
+
+    @property
+    def window(self) -> float:
+        return self.end - self.start
+
+    @property
+    def measured(self) -> tuple[Record, ...]:
+        return tuple(r for r in self.records if r.phase is Phase.MEASURED)
+
+
+class Progress(Protocol):
+    """Told how far a run is."""
+
+    def begin(self, label: str, total: int) -> None: ...
+
+    def advance(self, ok: bool) -> None: ...
+
+
+class Silent:
+    """No progress is shown."""
+
+    def begin(self, label: str, total: int) -> None:
+        """Nothing."""
+
+    def advance(self, ok: bool) -> None:
+        """Nothing."""
+
+
+@dataclass(slots=True)
+class _State:
+    origin: float
+    records: list[Record] = field(default_factory=list)
+    index: Iterator[int] = field(default_factory=itertools.count)
+
+    def now(self) -> float:
+        return time.perf_counter() - self.origin
+
+
+class Runner:
+    """One target, one way to run; `stop` ends a run early with what there is."""
+
+    def __init__(
+        self,
+        target: Target,
+        options: RunOptions,
+        stop: asyncio.Event | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        if options.concurrency is not None and options.concurrency < 1:
+            raise SpecError("concurrency", options.concurrency, "1 or more")
+        self._target = target
+        self._options = options
+        self._stop = stop or asyncio.Event()
+        self._progress: Progress = progress or Silent()
+
+    async def run(self, load: Load, label: str = "") -> RunResult:
+        """Run it to its end, or until `stop`. Every request ends by its deadline, so this does."""
+        contents = Contents(self._target, self._options.seed)
+        await contents.prepare(load)
+        state = _State(time.perf_counter())
+        if self._options.concurrency is None:
+            return await self._open(load, contents, state, label)
+        return await self._closed(load, contents, state, self._options.concurrency, label)
+
+    # Open loop.
+
+    async def _open(self, load: Load, contents: Contents, state: _State, label: str) -> RunResult:
+        warmup = self._options.warmup
+        if warmup >= len(load.sessions):
+            raise SpecError("warmup", warmup, f"fewer than the {len(load.sessions)} sessions")
+        self._progress.begin(label or load.description, load.requests)
+
+        async def arrive() -> None:
+            async with asyncio.TaskGroup() as sessions:
+                for i, session in enumerate(load.sessions):
+                    conversation = Conversation(contents, i)
+                    body = await conversation.body(session.turns[0])
+                    await _until(state, session.at)
+                    phase = Phase.WARMUP if i < warmup else Phase.MEASURED
+                    sessions.create_task(self._session(i, session, conversation, body, phase, state))
+                    # Let it send before the next body is made.
+                    await asyncio.sleep(0)
+
+        finished = await self._unless_stopped(arrive())
+        records = tuple(sorted(state.records, key=lambda r: (r.scheduled, r.index)))
+        start, end = _open_window(load, records, warmup)
+        return RunResult(
+            records, start, end, load.description, None, load.rate, not finished, self._notes(load, contents)
+        )
+
+    async def _session(
+        self, number: int, session: Session, conversation: Conversation, body: bytes, phase: Phase, state: _State
+    ) -> None:
+        scheduled = session.at
+        for t, turn in enumerate(session.turns):
+            if t:
+                scheduled = state.now() + turn.think
+                body = await conversation.body(turn)
+                await _until(state, scheduled)
+            more = t + 1 < len(session.turns)
+            record = await self._request(number, t, turn, conversation, body, scheduled, phase, state, more)
+            if not record.ok:
+                return
+
+    # Closed loop.
+
+    async def _closed(
+        self, load: Load, contents: Contents, state: _State, concurrency: int, label: str
+    ) -> RunResult:
+        warmup = self._options.warmup
+        wanted = self._options.requests or max(1, load.requests - warmup)
+        self._progress.begin(label or load.description, warmup + wanted)
+        sessions = itertools.cycle(enumerate(load.sessions))
+        counts = _Counts(warmup, wanted)
+
+        async def user() -> None:
+            for number, session in sessions:
+                conversation = Conversation(contents, number)
+                for t, turn in enumerate(session.turns):
+                    scheduled = state.now() + turn.think
+                    body = await conversation.body(turn)
+                    await _until(state, scheduled)
+                    phase = counts.begin(state.now())
+                    # The user is ready when the body is: making it is no delay of the server's.
+                    due = max(scheduled, state.now()) if not turn.think else scheduled
+                    more = t + 1 < len(session.turns)
+                    record = await self._request(number, t, turn, conversation, body, due, phase, state, more)
+                    counts.end(phase)
+                    if not record.ok:
+                        # A server that refuses at once must not be hammered.
+                        await asyncio.sleep(_AFTER_FAILURE)
+                        break
+
+        async def users() -> None:
+            tasks = [asyncio.create_task(user()) for _ in range(concurrency)]
+            done = asyncio.create_task(counts.finished.wait())
+            try:
+                await asyncio.wait([done, *tasks], return_when=asyncio.FIRST_COMPLETED)
+                for task in tasks:
+                    if task.done():
+                        task.result()
+            finally:
+                for task in (done, *tasks):
+                    task.cancel()
+                await asyncio.gather(done, *tasks, return_exceptions=True)
+
+        finished = await self._unless_stopped(users())
+        records = tuple(sorted(state.records, key=lambda r: (r.scheduled, r.index)))
+        measured = [r for r in records if r.phase is Phase.MEASURED]
+        start = counts.opened if counts.opened is not None else state.now()
+        end = max((r.ended for r in measured), default=start)
+        name = f"closed loop, {concurrency} in flight; {load.description}"
+        notes = self._notes(load, contents)
+        if len(records) > load.requests:
+            notes += ("the load was repeated: later requests may find their prompts cached",)
+        return RunResult(records, start, end, name, concurrency, None, not finished, notes)
+
+    # Both.
+
+    async def _request(
+        self,
+        session: int,
+        t: int,
+        turn: Turn,
+        conversation: Conversation,
+        body: bytes,
+        scheduled: float,
+        phase: Phase,
+        state: _State,
+        keep: bool,
+    ) -> Record:
+        index = next(state.index)
+        sent = state.now()
+        asked = conversation.prompt_tokens
+        try:
+            reply = await self._target.send(body, self._options.deadline, keep_text=keep)
+        except asyncio.CancelledError:
+            reply = Reply(
+                sent, ended=time.perf_counter(), outcome=Outcome.CANCELLED, error="the benchmark was stopped"
+            )
+            state.records.append(_record(index, session, t, phase, scheduled, sent, reply, asked, turn, state))
+            raise
+        if keep and reply.outcome is Outcome.OK:
+            conversation.answered(turn, reply)
+        record = _record(index, session, t, phase, scheduled, sent, reply, asked, turn, state)
+        state.records.append(record)
+        if phase is not Phase.TAIL:
+            self._progress.advance(record.ok)
+        return record
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Whether the work came to its end before `stop`; cancelled and waited for if not."""
+        task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait([task, stop], return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+                return True
+            return False
+        finally:
+            for future in (task, stop):
+                future.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await task
+
+    def _notes(self, load: Load, contents: Contents) -> tuple[str, ...]:
+        notes = (*load.notes, *self._target.notes)
+        several = any(len(s.turns) > 1 for s in load.sessions)
+        if several and contents.ids is not None and not self._target.returns_ids:
+            notes += ("the server returns no token ids: answers in later prompts are made-up ids of their length",)
+        return notes
+
+
+_AFTER_FAILURE = 0.05
+
+
+class _Counts:
+    """Which phase a closed loop's next request belongs to."""
+
+    def __init__(self, warmup: int, wanted: int) -> None:
+        self._warmup_left = warmup
+        self._to_begin = wanted
+        self._to_end = wanted
+        self.opened: float | None = None
+        self.finished = asyncio.Event()
+
+    def begin(self, now: float) -> Phase:
+        if self._warmup_left > 0:
+            return Phase.WARMUP
+        if self.opened is None:
+            self.opened = now
+        if self._to_begin > 0:
+            self._to_begin -= 1
+            return Phase.MEASURED
+        return Phase.TAIL
+
+    def end(self, phase: Phase) -> None:
+        if phase is Phase.WARMUP:
+            self._warmup_left -= 1
+        elif phase is Phase.MEASURED:
+            self._to_end -= 1
+            if self._to_end == 0:
+                self.finished.set()
+
+
+async def _until(state: _State, moment: float) -> None:
+    while (left := moment - state.now()) > 0:
+        await asyncio.sleep(left)
+
+
+def _open_window(load: Load, records: tuple[Record, ...], warmup: int) -> tuple[float, float]:
+    """From the first measured arrival to one mean gap after the last request was due; all at once: to the last end."""
+    measured = [r for r in records if r.phase is Phase.MEASURED]
+    start = load.sessions[warmup].at
+    if not measured:
+        return start, start
+    if load.rate is None:
+        return start, max(r.ended for r in measured)
+    return start, max(r.scheduled for r in measured) + 1 / load.rate
+
+
+def _record(
+    index: int,
+    session: int,
+    turn_number: int,
+    phase: Phase,
+    scheduled: float,
+    sent: float,
+    reply: Reply,
+    asked: int | None,
+    turn: Turn,
+    state: _State,
+) -> Record:
+    usage = reply.usage
+    counted = usage.completion_tokens if usage else None
+    details = usage.prompt_tokens_details if usage else None
+    origin = state.origin
+    return Record(
+        index=index,
+        session=session,
+        turn=turn_number,
+        phase=phase,
+        scheduled=scheduled,
+        sent=sent,
+        ended=reply.ended - origin,
+        events=tuple(t - origin for t in reply.events),
+        last=reply.last - origin if reply.last is not None else None,
+        outcome=reply.outcome,
+        status=reply.status,
+        error=reply.error,
+        asked_prompt=asked,
+        asked_output=turn.output,
+        prompt_tokens=usage.prompt_tokens if usage else None,
+        output_tokens=counted if counted is not None else len(reply.events),
+        output_counted=counted is not None,
+        cached_tokens=details.cached_tokens if details else None,
+        finish_reason=reply.finish_reason,
+        replica=reply.replica,
+    )
