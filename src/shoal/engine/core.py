@@ -20,7 +20,15 @@ from shoal.engine.messages import Admission, StepCommand
 from shoal.engine.outputs import EngineStats, RequestOutput, RequestTimings, StepStats
 from shoal.engine.request import EngineRequest
 from shoal.engine.text.tokenizer import Tokenizer
-from shoal.policy.batching import Output, Request, RequestRefused, Scheduler, StepPlan, StepResult
+from shoal.policy.batching import (
+    LaneScheduler,
+    Output,
+    Request,
+    RequestRefused,
+    Scheduler,
+    StepPlan,
+    StepResult,
+)
 
 
 class Observer(Protocol):
@@ -35,7 +43,7 @@ class EngineCore:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: Scheduler | LaneScheduler,
         executor: Executor,
         tokenizer: Tokenizer,
         step_timeout: float,

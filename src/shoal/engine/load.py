@@ -9,7 +9,8 @@ import torch
 
 from shoal.engine.core import EngineCore, Observer
 from shoal.engine.errors import InvalidOption
-from shoal.engine.executor import InProcessExecutor
+from shoal.engine.executor import Executor, InProcessExecutor
+from shoal.engine.executor_processes import ProcessExecutor
 from shoal.engine.frontend import Frontend
 from shoal.engine.kv.budget import KvBudget, available_memory, kv_budget
 from shoal.engine.kv.cache import KvCache, kv_block_bytes
@@ -23,23 +24,33 @@ from shoal.engine.sources import resolve_model
 from shoal.engine.text.tokenizer import load_tokenizer
 from shoal.engine.weights import open_weights
 from shoal.engine.worker import Worker
-from shoal.policy.batching import Scheduler, SchedulerConfig
+from shoal.policy.batching import LaneScheduler, Scheduler, SchedulerConfig
 from shoal.specs import load_model_spec
+from shoal.specs.layout import Layout
 from shoal.specs.model import ModelSpec
 
 
 def load_engine(options: EngineOptions, observer: Observer | None = None) -> tuple[EngineCore, Frontend]:
     """A replica in this process. Raises InvalidOption, SourceError, WeightsError or OutOfMemory before serving."""
     options.validate()
-    torch.set_num_threads(options.threads or usable_cores())
+    mesh = options.mesh
     cache_dir = Path(options.cache_dir) if options.cache_dir else None
     found = resolve_model(options.model, cache_dir, offline=options.offline or None)
     spec = load_model_spec(found.path)
     tokenizer = load_tokenizer(found.path)
     guided = GuidedCompiler(tokenizer.json, spec.vocab, tuple(tokenizer.eos_token_ids))
-    loaded = load_worker(options, Mesh.single(), found.path, spec, guided, tuple(tokenizer.eos_token_ids))
-    budget = loaded.budget
-    executor = InProcessExecutor(loaded.worker(budget.num_blocks))
+    executor: Executor
+    if mesh.world == 1:
+        torch.set_num_threads(options.threads or usable_cores())
+        loaded = load_worker(options, Mesh.single(), found.path, spec, guided, tuple(tokenizer.eos_token_ids))
+        budget = loaded.budget
+        executor = InProcessExecutor(loaded.worker(budget.num_blocks))
+    else:
+        Layout(tp=mesh.tp, pp=mesh.pp, ep=mesh.ep, dp=mesh.dp, cp=mesh.cp).validate(spec)
+        # The ranks compute; this process only decides and must not take their cores.
+        torch.set_num_threads(1)
+        executor = ProcessExecutor.start(options, found.path, cores=usable_cores())
+        budget = executor.budget
     frontend = Frontend(
         model_name=options.served_name or found.name,
         spec=spec,
@@ -48,17 +59,17 @@ def load_engine(options: EngineOptions, observer: Observer | None = None) -> tup
         guided=guided,
         seed=options.seed,
     )
-    scheduler = Scheduler(
-        SchedulerConfig(
-            num_blocks=budget.num_blocks,
-            block_size=options.block_size,
-            max_model_len=budget.max_model_len,
-            token_budget=options.max_num_batched_tokens,
-            max_sequences=options.max_num_seqs,
-            chunk_size=options.prefill_chunk,
-            prefix_caching=options.prefix_caching,
-        )
+    config = SchedulerConfig(
+        num_blocks=budget.num_blocks,
+        block_size=options.block_size * mesh.cp,
+        max_model_len=budget.max_model_len,
+        token_budget=options.max_num_batched_tokens,
+        max_sequences=options.max_num_seqs,
+        chunk_size=options.prefill_chunk,
+        prefix_caching=options.prefix_caching,
+        max_plans_in_flight=executor.max_in_flight,
     )
+    scheduler = Scheduler(config) if mesh.dp == 1 else LaneScheduler(config, mesh.dp)
     core = EngineCore(scheduler, executor, tokenizer, options.step_timeout, observer)
     return core, frontend
 
@@ -104,7 +115,12 @@ def load_worker(
     block_bytes = kv_block_bytes(spec, options.block_size, dtype)
     # The scheduler's block is as long as the blocks of all context-parallel ranks together.
     logical = msgspec.structs.replace(options, block_size=options.block_size * mesh.spec.cp)
-    budget = kv_budget(logical, block_bytes, options.max_model_len or spec.max_position, _memory_of(device) // _sharers(mesh, device))
+    budget = kv_budget(
+        logical,
+        block_bytes,
+        options.max_model_len or spec.max_position,
+        _memory_of(device) // _sharers(mesh, device),
+    )
     sampler = Sampler(spec.vocab, device, guided, eos_token_ids)
     return LoadedRank(options, mesh, spec, model, sampler, dtype, device, budget)
 

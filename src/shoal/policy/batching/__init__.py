@@ -3,6 +3,7 @@
 from shoal.policy.batching.blocks import BlockPool, IntegrityError
 from shoal.policy.batching.config import SchedulerConfig, SchedulerStats
 from shoal.policy.batching.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from shoal.policy.batching.lanes import LaneScheduler
 from shoal.policy.batching.plan import SampledSequence, ScheduledSequence, StepPlan, StepResult, TokenLogprobs
 from shoal.policy.batching.prefix import PrefixHasher, block_hash, make_extras
 from shoal.policy.batching.request import (
@@ -23,6 +24,7 @@ __all__ = [
     "FinishReason",
     "IntegrityError",
     "KvEvent",
+    "LaneScheduler",
     "Output",
     "PrefixHasher",
     "Request",

@@ -41,6 +41,9 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """(source, target) blocks to copy before anything is written: copy-on-write."""
     finished: tuple[int, ...] = ()
     """Ids whose rank-side state can be dropped (ended, aborted or preempted since the last plan)."""
+    lanes: tuple["StepPlan", ...] = ()
+    """With data-parallel lanes, what each lane computes in this step, without sequences for an idle one;
+    `sequences` is then all of theirs, and block numbers are those of the lane."""
 
     @property
     def num_tokens(self) -> int:

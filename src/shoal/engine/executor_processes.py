@@ -1,0 +1,410 @@
+"""Steps carried to rank processes: a command goes once to every rank that needs it, results come from those that
+sample, step times from all.
+
+              ┌─ rank 0 (stage 0) ─┐ activations
+    submit ───┤                    ├───────────► rank 2 (stage 1, samples) ── result ──► future
+              └─ rank 1 ...        ┘
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from shoal.engine.errors import EngineDead, EngineError, OutOfMemory
+from shoal.engine.heartbeat import BeatBoard
+from shoal.engine.kv.budget import KvBudget
+from shoal.engine.messages import StepCommand
+from shoal.engine.options import EngineOptions
+from shoal.engine.parallel.mesh import GroupAxis, MeshSpec
+from shoal.engine.parallel.open import shared_memory_axes
+from shoal.engine.parallel.shm_layout import anonymous_segment
+from shoal.engine.parallel.traffic import Volume
+from shoal.engine.rank_link import (
+    Allocate,
+    Done,
+    Execute,
+    FromRank,
+    LinkClosed,
+    Loaded,
+    Ready,
+    Report,
+    Reported,
+    Setup,
+    frame,
+)
+from shoal.engine.rank_processes import Failure, Launch, RankProcesses
+from shoal.policy.batching.plan import StepResult
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+LOADING_SECONDS = 3600.0
+"""Deadline of the whole start-up: a very large model on a slow disk."""
+_POLL_SECONDS = 0.2
+_STEP_SHARE = 0.95
+"""Of step_timeout after which a step is overdue: before the core gives up, so that the rank is named."""
+_OUT_OF_MEMORY = ("OutOfMemory", "MemoryError", "OutOfMemoryError")
+
+
+@dataclass(frozen=True, slots=True)
+class RankStats:
+    """One rank's steps so far; seconds."""
+
+    rank: int
+    name: str
+    steps: int
+    seconds: float
+    """From command to end, summed."""
+    waited: float
+    """Of these, spent waiting for other ranks."""
+    last: float
+
+    @property
+    def busy(self) -> float:
+        """Mean seconds of own work a step: the straggler is the rank that has most."""
+        return (self.seconds - self.waited) / self.steps if self.steps else 0.0
+
+
+@dataclass(slots=True)
+class _Tally:
+    steps: int = 0
+    seconds: float = 0.0
+    waited: float = 0.0
+    last: float = 0.0
+
+
+@dataclass(slots=True)
+class _Ticket:
+    """A step under way."""
+
+    step: int
+    future: Future[StepResult]
+    submitted: float
+    results: dict[int, StepResult | None]
+    """By lane, in lane order; None: not yet."""
+    running: set[int]
+    """Ranks that have not answered; only membership and size are used."""
+
+
+class ProcessExecutor:
+    """An `Executor` whose ranks are processes of this host. Make it with `start`."""
+
+    def __init__(self, options: EngineOptions, mesh: MeshSpec) -> None:
+        self.mesh = mesh
+        self._options = options
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._tickets: dict[int, _Ticket] = {}
+        self._next = 0
+        self._dead: str | None = None
+        self._kind: str | None = None
+        self._closed = False
+        self._loaded: dict[int, Loaded] = {}
+        self._ready: dict[int, None] = {}
+        self._reports: dict[int, Reported] = {}
+        self._tallies = [_Tally() for _ in range(mesh.world)]
+        self._names = [mesh.describe(rank) for rank in range(mesh.world)]
+        self._lanes = [
+            [rank for rank in range(mesh.world) if mesh.coordinates(rank).dp == lane] for lane in range(mesh.dp)
+        ]
+        self._store: TCPStore | None = None
+        self._budget: KvBudget | None = None
+        self._processes: RankProcesses | None = None
+
+    @classmethod
+    def start(
+        cls,
+        options: EngineOptions,
+        model_path: Path,
+        *,
+        cores: int,
+        worker: str = "shoal.engine.rank:load",
+    ) -> Self:
+        """Start and load all ranks; they are ready for steps when this returns.
+
+        The least that any rank can have decides how much KV memory all get. `cores` are dealt to the ranks. Raises
+        OutOfMemory or EngineError with the failing rank's own words; then, as after Ctrl-C, nothing is left.
+        """
+        executor = cls(options, options.mesh)
+        try:
+            executor._launch(model_path, cores, worker)
+            executor._load()
+        except BaseException:
+            executor.close()
+            raise
+        return executor
+
+    @property
+    def max_in_flight(self) -> int:
+        return self.mesh.pp
+
+    @property
+    def budget(self) -> KvBudget:
+        """What every rank was given."""
+        if self._budget is None:
+            raise EngineError("the ranks have not been loaded")
+        return self._budget
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Processes by rank."""
+        return self._processes.pids if self._processes is not None else ()
+
+    # Start-up
+
+    def _launch(self, model_path: Path, cores: int, worker: str) -> None:
+        world, options = self.mesh.world, self._options
+        collectives = local_collectives(options)
+        threads = options.threads or max(1, cores // world)
+        held: list[int] = []
+        segments: list[dict[str, int]] = [{} for _ in range(world)]
+        try:
+            board_fd = anonymous_segment("board", BeatBoard.size(world))
+            held.append(board_fd)
+            store: str | None = None
+            if collectives == "shm":
+                self._make_segments(segments, held)
+            elif world > 1:
+                store = self._open_store()
+            launches = [
+                Launch(
+                    Setup(
+                        rank=rank,
+                        mesh=self.mesh,
+                        options=options,
+                        model_path=str(model_path),
+                        threads=threads,
+                        collectives=collectives,
+                        segments=segments[rank],
+                        board=board_fd,
+                        beat_seconds=min(0.25, options.rank_timeout / 20),
+                        store=store,
+                        oversubscribed=world * threads > cores,
+                        parent=os.getpid(),
+                        worker=worker,
+                    ),
+                    self._names[rank],
+                    (board_fd, *segments[rank].values()),
+                )
+                for rank in range(world)
+            ]
+            board = BeatBoard(board_fd, world)
+            self._processes = RankProcesses(launches, board, self._on_message, self._on_failure, self._overdue)
+            self._processes.start()
+        finally:
+            for fd in held:
+                os.close(fd)
+
+    def _open_store(self) -> str:
+        """Where ranks of torch.distributed meet: on the loopback interface, on a port that the system picks."""
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        return f"127.0.0.1:{self._store.port}"
+
+    def _make_segments(self, segments: list[dict[str, int]], held: list[int]) -> None:
+        for axis, members, size in shared_memory_axes(self.mesh):
+            fd = anonymous_segment(_label(axis, members), size)
+            held.append(fd)
+            for rank in members:
+                segments[rank][axis] = fd
+
+    def _load(self) -> None:
+        """Wait for the weights, settle the KV memory, wait for it."""
+        self._wait(lambda: len(self._loaded) == self.mesh.world, "load")
+        blocks = min(loaded.num_blocks for loaded in self._loaded.values())
+        capacity = (blocks - 1) * self._options.block_size * self.mesh.cp
+        length = min(loaded.max_model_len for loaded in self._loaded.values())
+        self._budget = KvBudget(blocks, min(length, capacity))
+        self._broadcast(frame(Allocate(blocks)))
+        self._wait(lambda: len(self._ready) == self.mesh.world, "allocate KV memory")
+        assert self._processes is not None
+        self._processes.serving = True
+
+    def _wait(self, done: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + LOADING_SECONDS
+        with self._changed:
+            while not done():
+                if self._dead is not None:
+                    raise OutOfMemory(self._dead) if self._kind in _OUT_OF_MEMORY else EngineError(self._dead)
+                if time.monotonic() > deadline:
+                    raise EngineError(f"ranks did not {what} within {LOADING_SECONDS:g} s")
+                # Short waits, so that Ctrl-C is not kept waiting where a lock cannot be interrupted.
+                self._changed.wait(_POLL_SECONDS)
+
+    # Steps
+
+    def submit(self, command: StepCommand) -> Future[StepResult]:
+        """Send a step to the ranks. The future fails with EngineDead, naming the rank, when one cannot go on."""
+        future: Future[StepResult] = Future()
+        parts = self._parts(command)
+        with self._lock:
+            if self._dead is not None or self._closed or self._processes is None:
+                future.set_exception(EngineDead(self._dead or "the ranks have been stopped"))
+                return future
+            number = self._next
+            self._next += 1
+            ranks = {rank for lane, _ in parts for rank in self._lanes[lane]}
+            self._tickets[number] = _Ticket(
+                command.plan.step, future, time.monotonic(), dict.fromkeys(lane for lane, _ in parts), ranks
+            )
+        try:
+            for lane, part in parts:
+                data = frame(Execute(number, part))
+                for rank in self._lanes[lane]:
+                    self._processes.send(rank, data)
+        except LinkClosed:
+            # The watching thread sees the same and knows the rank and the reason; the future is its to fail.
+            pass
+        return future
+
+    def _parts(self, command: StepCommand) -> list[tuple[int, StepCommand]]:
+        """The lanes that have to take part, each with its share of the command."""
+        plans = command.plan.lanes or (command.plan,)
+        if len(plans) != self.mesh.dp:
+            raise ValueError(f"a plan for {len(plans)} lanes; this replica has {self.mesh.dp}")
+        parts: list[tuple[int, StepCommand]] = []
+        for lane, plan in enumerate(plans):
+            if plan.sequences or plan.finished or self.mesh.lock_step:
+                ids = {entry.sequence_id for entry in plan.sequences}
+                admissions = command.admissions
+                if len(plans) > 1:
+                    admissions = tuple(a for a in command.admissions if a.sequence_id in ids)
+                parts.append((lane, StepCommand(plan, admissions)))
+        return parts
+
+    def _broadcast(self, data: bytes) -> None:
+        assert self._processes is not None
+        for rank in range(self.mesh.world):
+            try:
+                self._processes.send(rank, data)
+            except LinkClosed:
+                return  # told by the watching thread
+
+    # From the watching thread
+
+    def _on_message(self, rank: int, message: FromRank) -> None:
+        with self._changed:
+            match message:
+                case Done():
+                    self._on_done(rank, message)
+                case Loaded():
+                    self._loaded[rank] = message
+                case Ready():
+                    self._ready[rank] = None
+                case Reported():
+                    self._reports[rank] = message
+                case _:
+                    return
+            self._changed.notify_all()
+
+    def _on_done(self, rank: int, done: Done) -> None:
+        tally = self._tallies[rank]
+        tally.steps += 1
+        tally.seconds += done.seconds
+        tally.waited += done.waited
+        tally.last = done.seconds
+        ticket = self._tickets.get(done.ticket)
+        if ticket is None:  # closed meanwhile
+            return
+        ticket.running.discard(rank)
+        if done.result is not None:
+            ticket.results[self.mesh.coordinates(rank).dp] = done.result
+            results = [result for result in ticket.results.values() if result is not None]
+            if len(results) == len(ticket.results) and not ticket.future.done():
+                ticket.future.set_result(_merged(ticket.step, results))
+        if not ticket.running:
+            del self._tickets[done.ticket]
+
+    def _overdue(self, now: float) -> int | None:
+        """A rank that has had a step for longer than a step may take, the pipeline's first."""
+        with self._lock:
+            limit = self._options.step_timeout * _STEP_SHARE
+            late = [min(t.running) for t in self._tickets.values() if t.running and now - t.submitted > limit]
+        return late[0] if late else None
+
+    def _on_failure(self, failure: Failure) -> None:
+        reason = failure.reason
+        with self._changed:
+            self._dead, self._kind = reason, failure.kind
+            waiting = [ticket.future for ticket in self._tickets.values() if not ticket.future.done()]
+            self._tickets.clear()
+            self._changed.notify_all()
+        for future in waiting:
+            future.set_exception(EngineDead(reason))
+
+    # What it knows
+
+    def rank_stats(self) -> tuple[RankStats, ...]:
+        """Step times by rank."""
+        with self._lock:
+            return tuple(
+                RankStats(rank, self._names[rank], t.steps, t.seconds, t.waited, t.last)
+                for rank, t in enumerate(self._tallies)
+            )
+
+    def straggler(self) -> RankStats | None:
+        """The rank with most work of its own a step; None before the first step."""
+        stats = [stats for stats in self.rank_stats() if stats.steps]
+        return max(stats, key=lambda s: (s.busy, -s.rank)) if stats else None
+
+    def reports(self, timeout: float = 10.0) -> tuple[Reported, ...]:
+        """Every rank's traffic counters and live sequences. Waits for the steps under way."""
+        with self._changed:
+            self._reports.clear()
+        self._broadcast(frame(Report()))
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while len(self._reports) < self.mesh.world:
+                if self._dead is not None:
+                    raise EngineDead(self._dead)
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                    missing = [self._names[r] for r in range(self.mesh.world) if r not in self._reports]
+                    raise EngineError(f"no report within {timeout:g} s from {', '.join(missing)}")
+            return tuple(self._reports[rank] for rank in range(self.mesh.world))
+
+    def traffic(self) -> tuple[tuple[Volume, ...], ...]:
+        """What each rank has sent so far, by axis and operation."""
+        return tuple(report.traffic for report in self.reports())
+
+    def close(self) -> None:
+        """End the ranks; steps under way fail. Idempotent."""
+        with self._lock:
+            self._closed = True
+            waiting = [ticket.future for ticket in self._tickets.values() if not ticket.future.done()]
+            self._tickets.clear()
+        for future in waiting:
+            future.set_exception(EngineDead("the ranks have been stopped"))
+        if self._processes is not None:
+            self._processes.close()
+        self._store = None
+
+
+def local_collectives(options: EngineOptions) -> str:
+    """The backend for ranks of this host. Raises EngineError where the one asked for cannot work."""
+    from shoal.engine.parallel.shm import backend
+
+    if options.collectives != "auto":
+        if options.collectives == "shm" and backend().kind == "none":
+            raise EngineError(f"collectives='shm': {backend().detail}")
+        return options.collectives
+    if options.device.startswith("cuda"):
+        return "nccl"
+    return "gloo" if backend().kind == "none" else "shm"
+
+
+def _label(axis: GroupAxis, members: Sequence[int]) -> str:
+    return f"{axis}{members[0]}"
+
+
+def _merged(step: int, results: Sequence[StepResult]) -> StepResult:
+    if len(results) == 1:
+        return StepResult(step, results[0].sequences)
+    return StepResult(step, tuple(entry for result in results for entry in result.sequences))

@@ -1,0 +1,176 @@
+"""Groups through torch.distributed: Gloo for CPUs of several hosts, NCCL for GPUs.
+
+Gloo's and NCCL's own all-reduces add up in an order of their choice. With `exact` (the default) an all-reduce is
+an all-gather and a sum in the order of the ranks, so that results are those of shared memory, bit for bit, at the
+price of n/2 times the bytes for n ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shoal.engine.parallel.group import CollectiveTimeout, Group
+from shoal.engine.parallel.mesh import GROUP_AXES, GroupAxis, Mesh
+from shoal.engine.parallel.traffic import TrafficCounters
+
+if TYPE_CHECKING:
+    from shoal.engine.rank_link import Setup
+
+T = TypeVar("T")
+
+
+def open_distributed(setup: Setup) -> Mesh:
+    """Meet the other ranks and make every group of the mesh. Raises CollectiveTimeout if some don't come."""
+    timeout = timedelta(seconds=setup.options.step_timeout)
+    spec, rank = setup.mesh, setup.rank
+    device = torch.device(setup.options.device)
+    if device.type == "cuda":
+        local = int(os.environ.get("LOCAL_RANK", rank % max(1, torch.cuda.device_count())))
+        torch.cuda.set_device(local)
+        device = torch.device("cuda", local)
+    try:
+        if setup.store is None:
+            dist.init_process_group(setup.collectives, timeout=timeout, rank=rank, world_size=spec.world)
+        else:
+            host, _, port = setup.store.rpartition(":")
+            store = dist.TCPStore(host, int(port), is_master=False, timeout=timeout)  # type: ignore[attr-defined]
+            dist.init_process_group(
+                setup.collectives, store=store, timeout=timeout, rank=rank, world_size=spec.world
+            )
+        traffic = TrafficCounters()
+        groups: dict[GroupAxis, Group] = {}
+        # Every rank makes every group, in the same order: torch.distributed numbers them as they are made.
+        for axis in GROUP_AXES:
+            for members in spec.groups(axis):
+                if len(members) == 1:
+                    continue
+                made = dist.new_group(list(members), timeout=timeout)
+                if rank in members:
+                    groups[axis] = TorchGroup(axis, members, members.index(rank), made, traffic, device)
+    except (dist.DistError, RuntimeError) as error:
+        what = f"rendezvous ({_first_line(error)})"
+        raise CollectiveTimeout("world", what, None, timeout.total_seconds()) from error
+    return Mesh(spec, rank, lambda axis, _: groups[axis], traffic)
+
+
+class TorchGroup:
+    """A `Group` over a torch.distributed process group."""
+
+    def __init__(
+        self,
+        axis: str,
+        ranks: Sequence[int],
+        index: int,
+        group: dist.ProcessGroup,
+        traffic: TrafficCounters,
+        device: torch.device,
+        exact: bool = True,
+    ) -> None:
+        self.axis = axis
+        self.ranks = tuple(ranks)
+        self.size = len(self.ranks)
+        self.index = index
+        self.waited = 0.0
+        """Seconds inside collectives: what of it is waiting, these backends don't tell."""
+        self._group: dist.ProcessGroup | None = group
+        self._traffic = traffic
+        self._device = device
+        self._exact = exact
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.contiguous()
+        if self._exact:
+            parts = [torch.empty_like(tensor) for _ in self.ranks]
+            self._run("all_reduce", lambda: dist.all_gather(parts, tensor, group=self._group))
+            wide = torch.float32 if tensor.dtype in (torch.bfloat16, torch.float16) else tensor.dtype
+            total = parts[0].to(wide)
+            for part in parts[1:]:
+                total += part.to(wide)
+            tensor.copy_(total)
+        else:
+            self._run("all_reduce", lambda: dist.all_reduce(tensor, group=self._group))
+        self._traffic.add(self.axis, "all_reduce", tensor.nbytes)
+        return tensor
+
+    def all_gather(self, tensor: Tensor, dim: int = 0, sizes: Sequence[int] | None = None) -> Tensor:
+        dim = dim % tensor.dim()
+        extents = [tensor.shape[dim]] * self.size if sizes is None else list(sizes)
+        if len(extents) != self.size or extents[self.index] != tensor.shape[dim]:
+            raise ValueError(
+                f"all_gather over {self.axis}: sizes {extents} of {self.size} ranks, "
+                f"{tensor.shape[dim]} of which at index {self.index}"
+            )
+        longest = max(extents)
+        rest = [n for axis, n in enumerate(tensor.shape) if axis != dim]
+        # These backends gather equal shapes only, so shorter shares are padded.
+        padded = tensor.new_zeros((longest, *rest))
+        padded[: extents[self.index]] = tensor.movedim(dim, 0)
+        parts = [torch.empty_like(padded) for _ in self.ranks]
+        self._run("all_gather", lambda: dist.all_gather(parts, padded, group=self._group))
+        self._traffic.add(self.axis, "all_gather", tensor.nbytes)
+        whole = torch.cat([part[:extent] for part, extent in zip(parts, extents, strict=True)])
+        return whole.movedim(0, dim).contiguous()
+
+    def all_to_all(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        if len(tensors) != self.size:
+            raise ValueError(f"all_to_all over {self.axis}: {len(tensors)} tensors for {self.size} ranks")
+        packed = torch.cat(list(tensors))
+        rows = [len(t) for t in tensors]
+        mine = torch.tensor(rows, device=packed.device)
+        counts = torch.empty_like(mine)
+        self._run("all_to_all", lambda: dist.all_to_all_single(counts, mine, group=self._group))
+        expected: list[int] = counts.tolist()
+        out = packed.new_empty((sum(expected), *packed.shape[1:]))
+        self._run("all_to_all", lambda: dist.all_to_all_single(out, packed, expected, rows, group=self._group))
+        self._traffic.add(self.axis, "all_to_all", packed.nbytes, packed.nbytes - tensors[self.index].nbytes)
+        pieces: list[Tensor] = []
+        start = 0
+        for count in expected:
+            pieces.append(out[start : start + count])
+            start += count
+        return pieces
+
+    def broadcast(self, tensor: Tensor, src: int) -> Tensor:
+        tensor = tensor.contiguous()
+        self._run("broadcast", lambda: dist.broadcast(tensor, self.ranks[src], group=self._group))
+        self._traffic.add(self.axis, "broadcast", tensor.nbytes if src == self.index else 0)
+        return tensor
+
+    def send(self, tensor: Tensor, dst: int) -> None:
+        tensor = tensor.contiguous()
+        self._run("send", lambda: dist.send(tensor, self.ranks[dst], group=self._group), self.ranks[dst])
+        self._traffic.add(self.axis, "send", tensor.nbytes)
+
+    def recv(self, shape: Sequence[int], dtype: torch.dtype, src: int) -> Tensor:
+        tensor = torch.empty(tuple(shape), dtype=dtype, device=self._device)
+        self._run("recv", lambda: dist.recv(tensor, self.ranks[src], group=self._group), self.ranks[src])
+        return tensor
+
+    def barrier(self) -> None:
+        self._run("barrier", lambda: dist.barrier(group=self._group))
+        self._traffic.add(self.axis, "barrier", 0)
+
+    def close(self) -> None:
+        self._group = None
+
+    def _run(self, operation: str, body: Callable[[], T], missing: int | None = None) -> T:
+        start = time.perf_counter()
+        try:
+            return body()
+        except (dist.DistError, RuntimeError) as error:
+            # A time-out and a connection that broke look alike here: in both, another rank did not come.
+            raise CollectiveTimeout(self.axis, operation, missing, time.perf_counter() - start) from error
+        finally:
+            self.waited += time.perf_counter() - start
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,61 @@
+"""From a rank's setup to its mesh: which backend, and every group connected."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from shoal.engine.parallel.group import Group
+from shoal.engine.parallel.mesh import GroupAxis, Mesh, MeshSpec
+from shoal.engine.parallel.shm_layout import SegmentLayout
+from shoal.engine.parallel.traffic import TrafficCounters
+
+if TYPE_CHECKING:
+    from shoal.engine.rank_link import Setup
+
+LOCK_STEP_AXES = frozenset({"tp", "cp", "ep", "etp"})
+"""Axes whose ranks have equal shares of each layer, so that nobody waits long unless something is wrong."""
+
+
+def shared_memory_axes(spec: MeshSpec) -> list[tuple[GroupAxis, tuple[int, ...], int]]:
+    """(axis, members, bytes of memory) of every group of more than one rank, each once."""
+    from shoal.engine.parallel.mesh import GROUP_AXES
+
+    return [
+        (axis, members, SegmentLayout(len(members)).size)
+        for axis in GROUP_AXES
+        for members in spec.groups(axis)
+        if len(members) > 1
+    ]
+
+
+def open_mesh(setup: Setup, watch: memoryview | None) -> Mesh:
+    """Connect this rank to its groups. Blocks until the others do so too, where the backend needs that."""
+    if setup.mesh.world == 1:
+        return Mesh.single()
+    if setup.collectives != "shm":
+        from shoal.engine.parallel.distributed import open_distributed
+
+        return open_distributed(setup)
+    from shoal.engine.parallel.shm import SPIN_SECONDS, ShmGroup, connect
+
+    traffic = TrafficCounters()
+    timeout = setup.options.step_timeout
+
+    def group(axis: GroupAxis, members: tuple[int, ...]) -> Group:
+        fd = setup.segments[axis]
+        index = members.index(setup.rank)
+        transport = connect(
+            fd,
+            SegmentLayout(len(members)),
+            index,
+            timeout=timeout,
+            world=members,
+            spin=0.0 if setup.oversubscribed else SPIN_SECONDS,
+            watch=watch,
+            lock_step=axis in LOCK_STEP_AXES,
+        )
+        os.close(fd)
+        return ShmGroup(axis, members, index, transport, traffic, timeout)
+
+    return Mesh(setup.mesh, setup.rank, group, traffic)

@@ -1,0 +1,281 @@
+"""Rank processes of this host: started, listened to, watched and ended by one thread.
+
+A failure, of whatever sort, takes one way: it is worded with the rank's name, every rank is killed and reaped, and
+only then is it told. Nothing is left behind even if this process is killed: ranks end with their parent, and their
+shared memory has no name.
+"""
+
+import contextlib
+import logging
+import os
+import queue
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal.engine.heartbeat import BeatBoard, Lateness
+from shoal.engine.rank_link import ExecutorEnd, Failed, FromRank, LinkClosed, Setup, Stop, frame
+
+log = logging.getLogger("shoal.engine.ranks")
+
+LOADING_SILENCE = 120.0
+"""Seconds without a beat that are allowed while a rank imports and reads weights: big libraries hold the
+interpreter for long on a slow disk."""
+_SHARE = 0.8
+"""Of rank_timeout after which a rank counts as failed: the rest is for noticing, killing and telling."""
+_GOODBYE_SECONDS = 2.0
+"""How long ranks get to end in good order."""
+_REAP_SECONDS = 5.0
+
+
+@dataclass(slots=True)
+class _Rank:
+    name: str
+    process: subprocess.Popen[bytes]
+    link: ExecutorEnd
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why the replica cannot go on."""
+
+    reason: str
+    kind: str | None = None
+    """Name of the exception's class, if a rank said so itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How to start one rank."""
+
+    setup: Setup
+    name: str
+    """For messages: `rank 1 (tp 1 of 2)`."""
+    fds: tuple[int, ...]
+    """Descriptors the setup speaks of."""
+
+
+class RankProcesses:
+    """All ranks of a replica. The callbacks are called from the watching thread, `on_failure` at most once.
+
+    `overdue(now)` names the rank that holds up a step for longer than is allowed, if there is one.
+    """
+
+    def __init__(
+        self,
+        launches: Sequence[Launch],
+        board: BeatBoard,
+        on_message: Callable[[int, FromRank], None],
+        on_failure: Callable[[Failure], None],
+        overdue: Callable[[float], int | None],
+    ) -> None:
+        self._launches = launches
+        self._board = board
+        self._on_message = on_message
+        self._on_failure = on_failure
+        self._overdue = overdue
+        options = launches[0].setup.options
+        self._timeout = options.rank_timeout
+        self._step_timeout = options.step_timeout
+        self._interval = launches[0].setup.beat_seconds
+        self._ranks: list[_Rank] = []
+        self._spawned: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._failure: Failure | None = None
+        self.serving = False
+        """Ranks have loaded: from now on silence and lateness are failures."""
+        self._wake, self._awake = socket.socketpair()
+        # Daemon, because a rank must end with its parent, not the parent wait for it. The kernel counts the thread
+        # that started a process as its parent, so the one that lives longest starts them.
+        self._thread = threading.Thread(target=self._run, name="shoal-ranks", daemon=True)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(rank.process.pid for rank in self._ranks)
+
+    def start(self) -> None:
+        """Returns once every process runs; loading goes on. Raises OSError if they cannot be started."""
+        self._thread.start()
+        error = self._spawned.get()
+        if error is not None:
+            self.close()
+            raise error
+
+    def send(self, rank: int, data: bytes) -> None:
+        """Raises LinkClosed when the rank is gone; the failure is told as well."""
+        link = self._ranks[rank]
+        with link.lock:
+            link.link.send(data)
+
+    def close(self) -> None:
+        """End all ranks: in good order if they are well, at once if not. Idempotent, from any thread."""
+        self._stop.set()
+        with contextlib.suppress(OSError):
+            self._wake.send(b"x")
+        if self._thread.is_alive():
+            self._thread.join(_GOODBYE_SECONDS + 2 * _REAP_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            try:
+                self._spawn()
+            except BaseException as error:
+                self._kill()
+                self._spawned.put(error)
+                return
+            self._spawned.put(None)
+            try:
+                self._watch()
+            except Exception as error:
+                log.exception("watching the ranks failed")
+                self._fail(f"watching the ranks failed: {type(error).__name__}")
+            if self._failure is None:
+                self._goodbye()
+        finally:
+            self._kill()
+            self._wake.close()
+            self._awake.close()
+
+    def _spawn(self) -> None:
+        for launch in self._launches:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                link = ExecutorEnd(ours, self._step_timeout)
+                try:
+                    process = subprocess.Popen(
+                        [sys.executable, "-P", "-m", "shoal.engine.rank", str(theirs.fileno())],
+                        pass_fds=(theirs.fileno(), *launch.fds),
+                        stdin=subprocess.DEVNULL,
+                        # Away from the terminal's process group: Ctrl-C is the parent's to handle.
+                        start_new_session=True,
+                        env=_environment(launch.setup.threads),
+                    )
+                except BaseException:
+                    link.close()
+                    raise
+            self._ranks.append(_Rank(launch.name, process, link))
+            link.send(frame(launch.setup))
+
+    def _watch(self) -> None:
+        now = time.monotonic()
+        lateness = Lateness(len(self._ranks), now)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._awake, selectors.EVENT_READ, -1)
+            for index, rank in enumerate(self._ranks):
+                selector.register(rank.link.sock, selectors.EVENT_READ, index)
+            while not self._stop.is_set() and self._failure is None:
+                before = now
+                for key, _ in selector.select(self._interval):
+                    if key.data >= 0 and self._failure is None:
+                        self._read(key.data)
+                now = time.monotonic()
+                if now - before > max(4 * self._interval, 0.5):
+                    # This process was itself away (stopped, or the machine asleep), and so perhaps were the ranks.
+                    lateness.forgive(now)
+                if self._failure is None:
+                    self._check(lateness, now)
+
+    def _read(self, index: int) -> None:
+        rank = self._ranks[index]
+        try:
+            messages = rank.link.messages()
+        except (LinkClosed, ValueError):
+            self._fail(f"{rank.name} {self._end_of(rank)}")
+            return
+        for message in messages:
+            if isinstance(message, Failed):
+                log.debug("%s failed:\n%s", rank.name, message.traceback)
+                self._fail(self._worded(rank, message), message.kind)
+                return
+            self._on_message(index, message)
+
+    def _check(self, lateness: Lateness, now: float) -> None:
+        for index in range(len(self._ranks)):
+            lateness.observe(index, self._board.beats(index), self._board.wait(index), now)
+        if not self.serving:
+            if (quiet := lateness.silent(LOADING_SILENCE, now)) is not None:
+                self._fail(f"{self._ranks[quiet[0]].name} gave no sign of life for {quiet[1]:.1f} s while loading")
+            return
+        limit = _SHARE * self._timeout
+        if (quiet := lateness.silent(limit, now)) is not None:
+            rank, age = self._ranks[quiet[0]], quiet[1]
+            state = "is stopped" if _is_stopped(rank.process.pid) else "does not respond"
+            self._fail(f"{rank.name} {state}: no heartbeat for {age:.1f} s")
+        elif (late := lateness.late(limit, now)) is not None:
+            self._fail(f"{self._ranks[late[0]].name} is late: other ranks have waited {late[1]:.1f} s for it")
+        elif (holder := self._overdue(now)) is not None:
+            self._fail(f"{self._ranks[holder].name} is late: a step has taken more than {self._step_timeout:g} s")
+
+    def _end_of(self, rank: _Rank) -> str:
+        """How a rank's process ended, whose link is closed."""
+        try:
+            code = rank.process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return "closed its link"
+        return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+    def _worded(self, rank: _Rank, failed: Failed) -> str:
+        if failed.missing is None:
+            return f"{rank.name} failed: {failed.message}"
+        return f"{self._ranks[failed.missing].name} did not come: {rank.name} says {failed.message}"
+
+    def _fail(self, reason: str, kind: str | None = None) -> None:
+        self._failure = Failure(reason, kind)
+        self._kill()
+        self._on_failure(self._failure)
+
+    def _goodbye(self) -> None:
+        """Ask all to stop and give them a moment."""
+        farewell = frame(Stop())
+        for index in range(len(self._ranks)):
+            with contextlib.suppress(LinkClosed):
+                self._ranks[index].link.sock.settimeout(0.1)
+                self.send(index, farewell)
+        deadline = time.monotonic() + _GOODBYE_SECONDS
+        for rank in self._ranks:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                rank.process.wait(max(0.0, deadline - time.monotonic()))
+
+    def _kill(self) -> None:
+        """End what still runs, reap it and close its link. A stopped process dies of SIGKILL too."""
+        for rank in self._ranks:
+            if rank.process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    rank.process.send_signal(signal.SIGKILL)
+        for rank in self._ranks:
+            try:
+                rank.process.wait(_REAP_SECONDS)
+            except subprocess.TimeoutExpired:
+                log.error("%s (process %d) does not die", rank.name, rank.process.pid)
+            rank.link.close()
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """Read by libraries when they are loaded, so it has to be set before the rank's first import."""
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        # Threads that spin between operators would take the core from a neighbour rank.
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "GOMP_SPINCOUNT": "0",
+        "KMP_BLOCKTIME": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped the process (SIGSTOP and the like)."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] in ("T", "t")
