@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from parity.tiny import VOCAB, TinyModel, save_tiny
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from parity.tiny import VOCAB, TinyModel, save_tiny
 from shoal import LLM, SamplingParams
 
 
 def save_engine_checkpoint(tiny: TinyModel, directory: Path) -> Any:
-    """Write a checkpoint that `LLM` can open, with a one-word-a-token vocabulary; returns the Transformers model."""
+    """Write a checkpoint that `LLM` can open, with a one-word-a-token vocabulary; returns Transformers' model."""
     model = tiny.model()
     save_tiny(model, directory)
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w3"))

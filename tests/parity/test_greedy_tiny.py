@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from parity.enginekit import assert_greedy, greedy, prompts_for, save_engine_checkpoint
 from parity.tiny import ALL, ARCHITECTURES, TinyModel
-
 from shoal import LLM
 
 NEW = 12
