@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import ssl
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
 import httptools
@@ -269,10 +269,11 @@ class Endpoint:
         headers: Iterable[tuple[bytes, bytes]] = (),
         *,
         seconds: float | None = None,
+        opened: Callable[[Callable[[LegFailed], None]], None] | None = None,
     ) -> Answer:
         """Send a request; its answer once the head has come. `seconds` bounds the wait for the head.
 
-        Raises `LegFailed` (transport) or `TimeoutError`. Cancelling it closes the connection.
+        `opened` is handed what ends the exchange from outside, as soon as there is one to end. Raises `LegFailed` (transport) or `TimeoutError`. Cancelling it closes the connection.
         """
         lines = [method, b" ", self._prefix, path, b" HTTP/1.1\r\n", self._fixed]
         for name, value in headers:
@@ -285,6 +286,8 @@ class Endpoint:
             connection = self._reuse() or await self._connect()
             reused = connection.used
             self._busy.add(connection)
+            if opened is not None:
+                opened(connection.fail)
             try:
                 connection.start(head, body)
                 while not connection.head_done and connection.error is None:

@@ -35,6 +35,7 @@ class Lease:
     __slots__ = (
         "_ledger",
         "ahead",
+        "decoding",
         "era",
         "first_at",
         "holder",
@@ -78,6 +79,8 @@ class Lease:
         """Pieces of output seen."""
         self.ahead = 0.0
         """Prompt tokens that were waiting there before it, when it was taken."""
+        self.decoding = False
+        """Its prompt is done, or should be."""
         self.era = 0
         """Of the breaker."""
         self.outcome: Outcome | None = None

@@ -93,7 +93,7 @@ class Registry:
     def states(self, now: float) -> list[ReplicaState]:
         """All replicas for the router, breakers read at `now`."""
         for replica in self._replicas.values():
-            replica.state.breaker_closed = replica.breaker.allows(now)
+            replica.settle(now)
         return self._states
 
     def get(self, name: str) -> Replica:
@@ -112,6 +112,10 @@ class Registry:
     def models(self) -> list[str]:
         """Every model that some replica serves, sorted."""
         return sorted({model for replica in self._replicas.values() for model in replica.handle.models})
+
+    def serves(self, model: str) -> bool:
+        """Whether some replica serves it, in whatever state."""
+        return any(model in state.models for state in self._states)
 
     def prefill_rate(self) -> float:
         """Prompt tokens a second that the available replicas compute together."""

@@ -1,5 +1,6 @@
 """One replica's account: the only place that writes its `ReplicaState`."""
 
+import heapq
 from collections.abc import Callable
 
 from shoal.fleet.http1 import Endpoint
@@ -38,6 +39,9 @@ class Replica:
         self._own_pending = 0.0
         self._own_kv = 0.0
         self._mean_prompt = 0.0
+        self._silent: list[tuple[float, int, Lease]] = []
+        """Legs whose tokens can't be seen coming, by when their prompt should be done."""
+        self._order = 0
 
     # Leases.
 
@@ -51,12 +55,30 @@ class Replica:
         self._own_pending += lease.uncached
         self._own_kv += lease.prompt_tokens + lease.output_tokens
         self._mean_prompt += 0.1 * (lease.prompt_tokens - self._mean_prompt)
+        if not lease.streams:
+            self._order += 1
+            due = lease.taken_at + (lease.ahead + lease.uncached) / self.rates.prefill_rate
+            heapq.heappush(self._silent, (due, self._order, lease))
         self.refresh(lease.taken_at)
+
+    def settle(self, now: float) -> None:
+        """Count the prompts of silent legs as computed once they should be, and read the breaker."""
+        while self._silent and (self._silent[0][0] <= now or self._silent[0][2].outcome is not None):
+            lease = heapq.heappop(self._silent)[2]
+            if lease.outcome is None and not lease.decoding:
+                self._start_decoding(lease)
+                self.refresh(now)
+        self.state.breaker_closed = self.breaker.allows(now)
+
+    def _start_decoding(self, lease: Lease) -> None:
+        lease.decoding = True
+        self._own_pending = max(0.0, self._own_pending - lease.uncached)
+        self.state.decoding += 1
 
     def on_first_token(self, lease: Lease) -> None:
         assert lease.first_at is not None
-        self._own_pending = max(0.0, self._own_pending - lease.uncached)
-        self.state.decoding += 1
+        if not lease.decoding:
+            self._start_decoding(lease)
         self.rates.on_first_token(lease.ahead + lease.uncached, lease.first_at - lease.taken_at)
         self.refresh(lease.first_at)
 
@@ -66,10 +88,11 @@ class Replica:
         running = state.decoding
         state.inflight -= 1
         self._own_kv = max(0.0, self._own_kv - lease.prompt_tokens - lease.output_tokens)
-        if lease.first_at is None:
-            self._own_pending = max(0.0, self._own_pending - lease.uncached)
-        else:
+        if lease.decoding:
             state.decoding -= 1
+        else:
+            self._own_pending = max(0.0, self._own_pending - lease.uncached)
+        if lease.first_at is not None:
             self.rates.on_decoded(lease.tokens - 1, lease.last_at - lease.first_at, running)
         if state.inflight == 0:
             # Sums of floats drift; with nobody here they are known.

@@ -60,6 +60,10 @@ class Router:
         self.index = index
         self._scorers = tuple(scorers)
         self._picker = picker
+        self.wants_blocks = index is not None
+        """Whether `RouteRequest.blocks` are looked at."""
+        self.wants_text = isinstance(picker, CacheAware)
+        self.wants_tokens = isinstance(index, ExactIndex | CombinedIndex)
         self._filters = tuple(filters) if filters is not None else (Serves(), Available(), HasSlot())
 
     def route(self, request: RouteRequest, replicas: Sequence[ReplicaState], now: float) -> Decision | NoReplica:

@@ -1,0 +1,321 @@
+"""The gateway: HTTP in, bytes out. A bare ASGI application, because every layer in between costs on every request."""
+
+import asyncio
+import logging
+import re
+import uuid
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from shoal.engine.server.errors import JSON_TYPE, ApiError, error_json, internal_error, shutting_down
+from shoal.fleet.gateway.body import Endpoint, Parsed, Sizer, parse, route_request
+from shoal.fleet.gateway.config import GatewayConfig
+from shoal.fleet.gateway.dispatch import Dispatcher
+from shoal.fleet.gateway.exchange import Exchange
+from shoal.fleet.gateway.keys import Client, Clients
+from shoal.fleet.gateway.pages import Pages
+from shoal.fleet.gateway.record import Observers, RequestRecord
+from shoal.fleet.registry import Registry
+from shoal.policy.admission import Admission, Ticket
+from shoal.policy.outcomes import Outcome
+from shoal.policy.retry import RetryBudget
+from shoal.policy.routing import Router, build_router
+
+log = logging.getLogger("shoal.fleet")
+
+_REQUEST_ID = re.compile(r"^[A-Za-z0-9._:\-]{1,128}$")
+_SESSION_HEADERS = (b"x-shoal-session", b"x-session-id")
+_FORWARDED = (b"traceparent", b"tracestate")
+CLIENT_CLOSED = 499
+_ENDPOINTS: dict[str, Endpoint] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
+
+
+class _Gone(Exception):
+    """The client left before its request was whole."""
+
+
+class Gateway:
+    """ASGI application over a registry. Made in the event loop that serves it."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        config: GatewayConfig | None = None,
+        *,
+        router: Router | None = None,
+        admission: Admission | None = None,
+    ) -> None:
+        self.config = config or GatewayConfig()
+        self.registry = registry
+        self.router = router or build_router(self.config.router)
+        self.admission = admission or Admission(self.config.admission)
+        self.observers = Observers()
+        self.pages = Pages(self)
+        self.sizer = Sizer()
+        self.draining = False
+        self._clients = Clients(self.config.keys)
+        self._budget = RetryBudget(share=self.config.retry_share)
+        self._dispatcher = Dispatcher(registry, self.router, self.admission, self.config.down_seconds)
+        self._live: dict[asyncio.Task[Any], Exchange | None] = {}
+        self._gone: set[asyncio.Task[Any]] = set()
+        self._sweeper: asyncio.Task[None] | None = None
+        self._ids = uuid.uuid4().hex[:12]
+        self._count = 0
+
+    @property
+    def live(self) -> int:
+        """Requests being answered."""
+        return len(self._live)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        record = self._record(scope)
+        task = asyncio.current_task()
+        assert task is not None
+        self._live[task] = None
+        try:
+            await self._answer(scope, receive, send, record, task)
+        except ApiError as error:
+            await self._send_error(send, record, error)
+        except _Gone:
+            record.status = CLIENT_CLOSED
+            record.outcome = Outcome.CANCELLED
+        except asyncio.CancelledError:
+            await self._on_cancelled(send, record, task)
+        except Exception:
+            log.exception("request %s failed: %s %s", record.request_id, record.method, record.path)
+            if not record.status:
+                await self._send_error(send, record, internal_error(record.request_id))
+        finally:
+            self._live.pop(task, None)
+            self._gone.discard(task)
+            record.ended = self.registry.clock()
+            self.observers.on_finished(record)
+            self._dispatcher.pump()
+
+    def _record(self, scope: Scope) -> RequestRecord:
+        request_id = traceparent = ""
+        for name, value in scope["headers"]:
+            if name == b"x-request-id":
+                request_id = value.decode("latin-1")
+            elif name == b"traceparent":
+                traceparent = value.decode("latin-1")
+        if not _REQUEST_ID.match(request_id):
+            self._count += 1
+            request_id = f"{self._ids}{self._count:x}"
+        client = scope.get("client")
+        return RequestRecord(
+            request_id,
+            scope["path"],
+            scope["method"],
+            self.registry.clock(),
+            client=client[0] if client else "",
+            traceparent=traceparent,
+        )
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, record: RequestRecord, task: "asyncio.Task[Any]"
+    ) -> None:
+        endpoint = _ENDPOINTS.get(scope["path"])
+        if endpoint is None:
+            await self.pages.answer(scope, receive, send, record, self._clients)
+            return
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        if scope["method"] != "POST":
+            raise ApiError(
+                405,
+                f"{scope['method']} is not allowed here; use POST",
+                code="method_not_allowed",
+                headers={"Allow": "POST"},
+            )
+        authorization = content_type = length = b""
+        session: bytes | None = None
+        forwarded = [(b"x-request-id", record.request_id.encode())]
+        for name, value in headers:
+            if name == b"authorization":
+                authorization = value
+            elif name == b"content-type":
+                content_type = value
+            elif name == b"content-length":
+                length = value
+            elif name in _SESSION_HEADERS:
+                session = value
+            elif name in _FORWARDED:
+                forwarded.append((name, value))
+        client = self._clients.identify(authorization)
+        record.key = client.name
+        if self.draining:
+            raise shutting_down()
+        body = await self._body(receive, content_type, length)
+        parsed = parse(endpoint, body)
+        exchange = self._exchange(parsed, client, record, session, forwarded, send)
+        charged = exchange.charge
+        client.charge(charged, self.registry.clock())
+        self._live[task] = exchange
+        watcher = asyncio.ensure_future(self._watch(receive, task))
+        try:
+            await exchange.run()
+        finally:
+            watcher.cancel()
+            used = exchange.usage
+            client.settle(charged, used.prompt_tokens + used.output if used is not None else charged)
+            if used is not None:
+                self.sizer.observe(parsed.ask.model, parsed.prompt_bytes, used.prompt_tokens, used.output)
+
+    def _exchange(
+        self,
+        parsed: Parsed,
+        client: Client,
+        record: RequestRecord,
+        session: bytes | None,
+        forwarded: list[tuple[bytes, bytes]],
+        send: Send,
+    ) -> Exchange:
+        model = parsed.ask.model
+        known = self.registry.serves(model)
+        if not client.may_use(model) or not known:
+            # One answer for both: a key must not learn what else is here.
+            raise ApiError(
+                404,
+                f"model {model[:200]!r} is not served here, or not to this key",
+                param="model",
+                code="model_not_found",
+            )
+        record.model, record.streamed = model, parsed.streams
+        route = route_request(
+            parsed,
+            record.request_id,
+            self.router,
+            self.sizer,
+            session.decode("latin-1") if session else None,
+            client.priority,
+        )
+        self._count += 1
+        ticket = Ticket(
+            f"{record.request_id}#{self._count}", client.name, route.priority, route.prompt_tokens, route.max_tokens
+        )
+        self._dispatcher.admit(ticket, route)
+        return Exchange(
+            registry=self.registry,
+            dispatcher=self._dispatcher,
+            budget=self._budget,
+            config=self.config,
+            observers=self.observers,
+            record=record,
+            parsed=parsed,
+            route=route,
+            ticket=ticket,
+            forwarded=forwarded,
+            send=send,
+        )
+
+    async def _body(self, receive: Receive, content_type: bytes, length: bytes) -> bytes:
+        media = content_type.split(b";", 1)[0].strip().lower()
+        if media != b"application/json" and not media.endswith(b"+json"):
+            shown = media[:80].decode("latin-1")
+            raise ApiError(
+                415,
+                f"Content-Type {shown!r} is not accepted; send application/json",
+                param="Content-Type",
+                code="unsupported_media_type",
+            )
+        limit = self.config.max_body_bytes
+        if length.isdigit() and int(length) > limit:
+            raise _too_large(limit)
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self.config.body_seconds):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise _Gone
+                    if part := message.get("body", b""):
+                        parts.append(part)
+                        size += len(part)
+                        if size > limit:
+                            raise _too_large(limit)
+                    if not message.get("more_body", False):
+                        return parts[0] if len(parts) == 1 else b"".join(parts)
+        except TimeoutError:
+            raise ApiError(
+                408,
+                f"the body did not arrive within {self.config.body_seconds:g} s",
+                code="request_timeout",
+                headers={"Connection": "close"},
+            ) from None
+
+    async def _watch(self, receive: Receive, task: "asyncio.Task[Any]") -> None:
+        """End a request whose client has left, at whatever stage it is."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        if task in self._live:
+            self._gone.add(task)
+            task.cancel()
+
+    async def _on_cancelled(self, send: Send, record: RequestRecord, task: "asyncio.Task[Any]") -> None:
+        task.uncancel()
+        exchange = self._live.get(task)
+        if task in self._gone:
+            record.status = record.status or CLIENT_CLOSED
+            record.outcome = Outcome.CANCELLED
+        elif exchange is not None and exchange.started:
+            await exchange.shut_down()
+        else:
+            await self._send_error(send, record, shutting_down())
+
+    async def _send_error(self, send: Send, record: RequestRecord, error: ApiError) -> None:
+        record.status = error.status
+        body = error_json(error.body)
+        headers = [
+            (b"content-type", JSON_TYPE.encode()),
+            (b"content-length", b"%d" % len(body)),
+            (b"x-request-id", record.request_id.encode()),
+        ]
+        headers += [(name.lower().encode(), value.encode("latin-1")) for name, value in error.headers.items()]
+        await send({"type": "http.response.start", "status": error.status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if record.method == "HEAD" else body})
+
+    # Life.
+
+    def start(self) -> None:
+        """Begin to watch for readers that take nothing."""
+        if self._sweeper is None:
+            self._sweeper = asyncio.ensure_future(self._sweep())
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(min(5.0, self.config.reader_seconds / 4))
+            now = self.registry.clock()
+            for task, exchange in list(self._live.items()):
+                since = exchange.sending_since if exchange is not None else None
+                if since is not None and now - since > self.config.reader_seconds:
+                    self._gone.add(task)
+                    task.cancel()
+
+    async def drain(self, seconds: float) -> int:
+        """Take nothing new and let what runs end within `seconds`; then end the rest. How many were cut short."""
+        self.draining = True
+        deadline = self.registry.clock() + seconds
+        while self._live and self.registry.clock() < deadline:
+            await asyncio.wait(self._live, timeout=max(0.0, deadline - self.registry.clock()))
+        cut = list(self._live)
+        for task in cut:
+            task.cancel()
+        if cut:
+            await asyncio.wait(cut, timeout=5.0)
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        return len(cut)
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(
+        413,
+        f"the body is larger than this gateway accepts ({limit} bytes)",
+        code="request_too_large",
+        headers={"Connection": "close"},
+    )

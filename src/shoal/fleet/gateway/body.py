@@ -1,0 +1,229 @@
+"""A request's body, parsed once: what routing, admission and continuation need; the rest is passed on unread.
+
+Fields that only the engine judges stay raw, so that the gateway refuses nothing an engine would accept.
+"""
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+from msgspec import Raw
+
+from shoal.engine.server.errors import ApiError
+from shoal.policy.batching.prefix import make_extras
+from shoal.policy.routing.contracts import RouteRequest
+from shoal.policy.routing.router import Router
+
+Endpoint = Literal["chat", "completions"]
+
+BLOCK_BYTES = 128
+"""Of a prompt's JSON that one prefix hash stands for: about 32 tokens of English."""
+BLOCK_TOKENS = 32
+_MAX_BLOCKS = 2048
+_DEFAULT_OUTPUT = 256
+_SESSION_LIMIT = 256
+
+
+class Ask(msgspec.Struct, kw_only=True):
+    """The fields of both endpoints that mean something to a gateway."""
+
+    model: str
+    messages: Raw = Raw()
+    prompt: Raw = Raw()
+    tools: Raw = Raw()
+    stream: bool | None = None
+    stream_options: Raw = Raw()
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    seed: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    priority: int | None = None
+    stop: Raw = Raw()
+    logprobs: Raw = Raw()
+    prompt_logprobs: Raw = Raw()
+    response_format: Raw = Raw()
+    structured_outputs: Raw = Raw()
+    guided_json: Raw = Raw()
+    guided_regex: Raw = Raw()
+    guided_choice: Raw = Raw()
+    guided_grammar: Raw = Raw()
+    return_token_ids: bool | None = None
+    user: Raw = Raw()
+    prompt_cache_key: Raw = Raw()
+    cache_salt: Raw = Raw()
+
+
+_ask = msgspec.json.Decoder(Ask)
+_text = msgspec.json.Decoder(str)
+_ids = msgspec.json.Decoder(list[int])
+
+
+def given(raw: Raw) -> bool:
+    """Whether a raw field is there and not null."""
+    return bytes(raw) not in (b"", b"null")
+
+
+def text_of(raw: Raw) -> str | None:
+    """A raw field's string; None for anything else."""
+    try:
+        return _text.decode(raw) if given(raw) else None
+    except msgspec.MsgspecError:
+        return None
+
+
+@dataclass(slots=True)
+class Parsed:
+    """One request as it came in."""
+
+    endpoint: Endpoint
+    body: bytes
+    ask: Ask
+    tokens: list[int] | None
+    """The prompt, where it was sent as token ids."""
+    prompt_bytes: int
+    streams: bool
+
+    @property
+    def guided(self) -> bool:
+        ask = self.ask
+        fields = (ask.structured_outputs, ask.guided_json, ask.guided_regex, ask.guided_choice, ask.guided_grammar)
+        shaped = given(ask.response_format) and b'"text"' not in bytes(ask.response_format)
+        return shaped or any(given(field) for field in fields)
+
+    @property
+    def max_tokens(self) -> int | None:
+        asked = self.ask.max_completion_tokens if self.endpoint == "chat" else None
+        return self.ask.max_tokens if asked is None else asked
+
+
+def parse(endpoint: Endpoint, body: bytes) -> Parsed:
+    """The request; `ApiError` 400 names what is wrong."""
+    try:
+        ask = _ask.decode(body)
+    except msgspec.ValidationError as error:
+        raise _bad(str(error), _field(str(error))) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _bad(f"the body is not valid JSON: {error}", None) from None
+    except RecursionError:
+        raise _bad("the body is nested too deeply", None) from None
+    prompt = ask.messages if endpoint == "chat" else ask.prompt
+    if not given(prompt):
+        field = "messages" if endpoint == "chat" else "prompt"
+        raise _bad(f"{field}: it is missing", field)
+    if ask.max_tokens is not None and ask.max_tokens < 0:
+        raise _bad(f"max_tokens: {ask.max_tokens} is not accepted; expected at least 0", "max_tokens")
+    return Parsed(endpoint, body, ask, _tokens(prompt), len(memoryview(prompt)), ask.stream is True)
+
+
+def _bad(message: str, field: str | None) -> ApiError:
+    return ApiError(400, message, param=field, code="invalid_value" if field else "invalid_json")
+
+
+def _field(message: str) -> str | None:
+    """The field a msgspec message speaks of: `… - at `$.model`` or `… missing required field `model``."""
+    parts = message.split("`")
+    named = parts[-2] if len(parts) >= 3 else ""
+    return named.removeprefix("$.") or None
+
+
+def _tokens(prompt: Raw) -> list[int] | None:
+    start = bytes(memoryview(prompt)[:16]).lstrip(b"[ \t\r\n")
+    if not start[:1].isdigit() or bytes(memoryview(prompt)[:1]) != b"[":
+        return None
+    try:
+        ids = _ids.decode(prompt)
+    except msgspec.MsgspecError:
+        return None
+    return ids if all(0 <= i < 2**31 for i in ids) else None
+
+
+class Sizer:
+    """Bytes of JSON → tokens, by what engines reported for each model."""
+
+    def __init__(self) -> None:
+        self._bytes_per_token: dict[str, float] = {}
+        self._output: dict[str, float] = {}
+
+    def prompt_tokens(self, model: str, size: int) -> int:
+        return max(1, int(size / self._bytes_per_token.get(model, 4.0)))
+
+    def output_tokens(self, model: str, limit: int | None) -> int:
+        usual = int(self._output.get(model, _DEFAULT_OUTPUT))
+        return max(1, usual if limit is None else min(limit, usual))
+
+    def observe(self, model: str, size: int, prompt_tokens: int, completion_tokens: int) -> None:
+        """An engine counted a request. `model` is one that is served, so that this can't grow without bound."""
+        if prompt_tokens > 0 and size > 0:
+            before = self._bytes_per_token.get(model, size / prompt_tokens)
+            self._bytes_per_token[model] = max(0.5, before + 0.05 * (size / prompt_tokens - before))
+        usual = self._output.get(model, float(completion_tokens))
+        self._output[model] = max(1.0, usual + 0.05 * (completion_tokens - usual))
+
+
+def route_request(
+    parsed: Parsed, request_id: str, router: Router, sizer: Sizer, session: str | None, priority: int | None
+) -> RouteRequest:
+    """What the router needs to know of it."""
+    ask = parsed.ask
+    tokens = parsed.tokens
+    size = len(tokens) if tokens is not None else sizer.prompt_tokens(ask.model, parsed.prompt_bytes)
+    limit = parsed.max_tokens
+    if limit is None and parsed.endpoint == "completions":
+        limit = 16
+    route = RouteRequest(
+        id=request_id,
+        model=ask.model,
+        prompt_tokens=size,
+        max_tokens=sizer.output_tokens(ask.model, limit) * max(1, ask.n or 1),
+        tokens=tokens,
+        session=(session or text_of(ask.prompt_cache_key) or text_of(ask.user) or "")[:_SESSION_LIMIT] or None,
+        priority=priority if priority is not None else ask.priority or 0,
+        extras=make_extras(None, text_of(ask.cache_salt)),
+    )
+    if router.wants_blocks:
+        _add_blocks(route, parsed)
+    if router.wants_text:
+        prompt = ask.messages if parsed.endpoint == "chat" else ask.prompt
+        route.text = bytes(prompt).decode("utf-8", "replace")
+    return route
+
+
+def _add_blocks(route: RouteRequest, parsed: Parsed) -> None:
+    ask = parsed.ask
+    seed = b"\0".join((ask.model.encode("utf-8", "surrogatepass"), bytes(ask.tools), bytes(ask.cache_salt)))
+    if parsed.tokens is not None:
+        data, step = struct.pack(f"<{len(parsed.tokens)}i", *parsed.tokens), 4 * BLOCK_TOKENS
+        route.block_tokens = float(BLOCK_TOKENS)
+    else:
+        prompt = ask.messages if parsed.endpoint == "chat" else ask.prompt
+        # Without the closing bracket or quote, which the next turn of a conversation doesn't have there.
+        data, step = bytes(memoryview(prompt)[:-1]), BLOCK_BYTES
+        route.block_tokens = BLOCK_BYTES * route.prompt_tokens / max(1, parsed.prompt_bytes)
+    route.blocks = prefix_chain(seed, data, step)
+
+
+def prefix_chain(seed: bytes, data: bytes, step: int) -> list[bytes]:
+    """A hash for every full `step` bytes of `data`, each depending on all before it; at most 2048."""
+    blake2b = hashlib.blake2b
+    link = blake2b(seed, digest_size=8).digest()
+    chain = []
+    for at in range(0, min(len(data) - step + 1, step * _MAX_BLOCKS), step):
+        link = blake2b(link + data[at : at + step], digest_size=8).digest()
+        chain.append(link)
+    return chain
+
+
+def with_fields(body: bytes, fields: bytes) -> bytes:
+    """The body with more fields in front (`"a":1,`), without serializing it again."""
+    brace = body.index(b"{") + 1
+    return b"".join((body[:brace], fields, body[brace:]))

@@ -1,0 +1,147 @@
+"""From a request to a lease: route now, or wait at the door until somebody has a slot.
+
+Whoever waits is served in admission's order; a slot that comes free, a replica that comes back, wakes the next.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+from shoal.engine.server.errors import ApiError
+from shoal.fleet.leases import Lease
+from shoal.fleet.registry import Registry
+from shoal.policy.admission import Admission, Refusal, Ticket, retry_after_header
+from shoal.policy.outcomes import Outcome
+from shoal.policy.routing import Decision, NoReplica, Router, RouteRequest
+
+_PUMP_WIDTH = 16
+"""Keys whose next request is looked at when something comes free."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    request: RouteRequest
+    ticket: Ticket
+    streams: bool
+    granted: "asyncio.Future[tuple[Decision, Lease]]"
+
+
+def refused(refusal: Refusal) -> ApiError:
+    return ApiError(
+        429,
+        refusal.reason,
+        kind="rate_limit_error",
+        code=refusal.code,
+        headers={"Retry-After": retry_after_header(refusal.retry_after)},
+    )
+
+
+class Dispatcher:
+    """Owned by the gateway's event loop."""
+
+    def __init__(self, registry: Registry, router: Router, admission: Admission, down_seconds: float) -> None:
+        self._registry = registry
+        self._router = router
+        self._admission = admission
+        self._down_seconds = down_seconds
+        self._waiting: dict[str, _Waiting] = {}
+        self._pump_due = False
+        registry.on_change(lambda name: self.pump())
+        registry.on_emptied(router.forget)
+
+    def admit(self, ticket: Ticket, request: RouteRequest) -> None:
+        """`ApiError` 429 if its first token would come too late, 404 if nobody serves its model."""
+        now = self._registry.clock()
+        if self._admission.config.ttft_target is None:
+            return
+        predicted = self._router.predict(request, self._registry.states(now), now)
+        refusal = self._admission.judge(ticket, predicted, self._registry.prefill_rate())
+        if refusal is not None:
+            raise refused(refusal)
+
+    async def acquire(self, ticket: Ticket, request: RouteRequest, *, streams: bool) -> tuple[Decision, Lease]:
+        """A decision and its lease. `ApiError` 404, 429 or 503 says why there is none."""
+        now = self._registry.clock()
+        answer = self._try(request, streams, now) if not self._waiting else None
+        if isinstance(answer, tuple):
+            self._admission.admit(ticket)
+            return answer
+        if answer is None:
+            # Others wait: no overtaking. Only what can never be served is told so at once.
+            if request.model not in self._registry.models():
+                raise self._no_replica(NoReplica("model", f"no replica serves model {request.model[:200]!r}"), now)
+        elif answer.kind == "model" or (request.excluded and answer.kind == "down"):
+            raise self._no_replica(answer, now)
+        return await self._wait(ticket, request, streams, answer)
+
+    def _try(self, request: RouteRequest, streams: bool, now: float) -> tuple[Decision, Lease] | NoReplica:
+        decision = self._router.route(request, self._registry.states(now), now)
+        if isinstance(decision, NoReplica):
+            return decision
+        return decision, self._registry.take(decision, request, streams=streams, now=now)
+
+    async def _wait(
+        self, ticket: Ticket, request: RouteRequest, streams: bool, because: NoReplica | None
+    ) -> tuple[Decision, Lease]:
+        now = self._registry.clock()
+        refusal = self._admission.enqueue(ticket, now, self._registry.prefill_rate())
+        if refusal is not None:
+            raise refused(refusal)
+        loop = asyncio.get_running_loop()
+        granted: asyncio.Future[tuple[Decision, Lease]] = loop.create_future()
+        self._waiting[ticket.id] = _Waiting(request, ticket, streams, granted)
+        down = because is not None and because.kind == "down"
+        limit = self._down_seconds if down else self._admission.config.max_wait
+        try:
+            self.pump()
+            deadline = loop.time() + limit
+            while not granted.done():
+                left = deadline - loop.time()
+                if left <= 0:
+                    raise self._no_replica(because or NoReplica("busy", f"no slot came free in {limit:g} s"), now)
+                # A breaker half-opens by time alone: nobody calls, so it is looked at.
+                await asyncio.wait({granted}, timeout=min(0.25, left))
+                if not granted.done():
+                    self.pump()
+        except BaseException:
+            if granted.done():
+                # Cancelled in the moment of being served: the lease must not be lost.
+                granted.result()[1].release(Outcome.CANCELLED, self._registry.clock())
+            raise
+        finally:
+            self._waiting.pop(ticket.id, None)
+            self._admission.leave(ticket.id)
+        return granted.result()
+
+    def pump(self) -> None:
+        """Serve whoever waits and can be served."""
+        if not self._waiting:
+            return
+        now = self._registry.clock()
+        progress = True
+        while progress:
+            progress = False
+            for ticket in self._admission.order(now, _PUMP_WIDTH):
+                waiting = self._waiting.get(ticket.id)
+                if waiting is None or waiting.granted.done():
+                    self._admission.leave(ticket.id)
+                    continue
+                answer = self._try(waiting.request, waiting.streams, now)
+                if isinstance(answer, NoReplica):
+                    continue
+                self._admission.admit(ticket)
+                del self._waiting[ticket.id]
+                waiting.granted.set_result(answer)
+                progress = True
+
+    def _no_replica(self, why: NoReplica, now: float) -> ApiError:
+        if why.kind == "model":
+            return ApiError(404, why.reason, param="model", code="model_not_found")
+        wait = min((r.breaker.seconds_to_probe(now) for r in self._registry.replicas), default=0.0)
+        code = "overloaded" if why.kind == "busy" else "no_replica"
+        return ApiError(
+            503,
+            why.reason,
+            kind="service_unavailable_error",
+            code=code,
+            headers={"Retry-After": retry_after_header(wait)},
+        )

@@ -1,0 +1,365 @@
+"""One request from its body to its last byte.
+
+acquire a lease ─► open a leg ─► relay ─► end the leg with its outcome
+     ▲                            │
+     └── another replica ◄────────┘  a fault: again from the start before the client's first byte,
+                                     from where it broke off after it, where that is exact
+"""
+
+import logging
+
+from starlette.types import Send
+
+from shoal.engine.server.errors import ApiError, ErrorBody, error_json
+from shoal.fleet.gateway.body import Parsed, given, with_fields
+from shoal.fleet.gateway.config import GatewayConfig
+from shoal.fleet.gateway.dispatch import Dispatcher
+from shoal.fleet.gateway.journal import Journal, mode_for
+from shoal.fleet.gateway.leg import Leg, Refused
+from shoal.fleet.gateway.record import Observers, RequestRecord
+from shoal.fleet.gateway.sse import (
+    DONE,
+    Cutter,
+    Usage,
+    error_of,
+    payloads,
+    usage_of,
+    without_token_ids,
+    without_usage,
+)
+from shoal.fleet.http1 import Answer
+from shoal.fleet.registry import Registry
+from shoal.policy.admission import Ticket, retry_after_header
+from shoal.policy.outcomes import MEANINGS, LegFailed, Outcome, outcome_of_exception
+from shoal.policy.retry import RetryBudget
+from shoal.policy.routing import RouteRequest
+
+log = logging.getLogger("shoal.fleet")
+
+Headers = list[tuple[bytes, bytes]]
+_PATHS = {"chat": b"/v1/chat/completions", "completions": b"/v1/completions"}
+_ERROR_EVENT = b'data: {"error"'
+
+
+class Exchange:
+    """Runs once."""
+
+    def __init__(
+        self,
+        *,
+        registry: Registry,
+        dispatcher: Dispatcher,
+        budget: RetryBudget,
+        config: GatewayConfig,
+        observers: Observers,
+        record: RequestRecord,
+        parsed: Parsed,
+        route: RouteRequest,
+        ticket: Ticket,
+        forwarded: Headers,
+        send: Send,
+    ) -> None:
+        self._registry = registry
+        self._dispatcher = dispatcher
+        self._budget = budget
+        self._config = config
+        self._observers = observers
+        self.record = record
+        self._parsed = parsed
+        self._route = route
+        self._ticket = ticket
+        self._forwarded = forwarded
+        self._send = send
+        self._clock = registry.clock
+        self.charge = ticket.prompt_tokens + ticket.max_tokens
+        """Tokens expected of it, for rate limits."""
+        self.started = False
+        """The client has seen a byte."""
+        self.sending_since: float | None = None
+        self.usage: Usage | None = None
+        self._journal: Journal | None = None
+        self._continuing = False
+        self._tries = 0
+        self._strip_usage = False
+        self._wants_usage = b"include_usage" in bytes(parsed.ask.stream_options)
+
+    async def run(self) -> None:
+        """Answer the client. `ApiError` where nothing was sent yet; what breaks later ends in an error event."""
+        self._budget.on_request(self._clock())
+        while True:
+            try:
+                leg = await self._acquire()
+            except ApiError as error:
+                if not self.started:
+                    raise
+                await self._end_stream(error.body)
+                return
+            try:
+                await self._carry(leg)
+                self._end(leg, Outcome.OK)
+                return
+            except BaseException as error:
+                self._end(leg, outcome_of_exception(error))
+                if isinstance(error, Refused) and not self.started:
+                    await self._pass_refusal(leg, error)
+                    return
+                if not isinstance(error, LegFailed | TimeoutError):
+                    raise
+                if await self._is_last(leg, error):
+                    return
+
+    # Where to.
+
+    async def _acquire(self) -> Leg:
+        self._tries += 1
+        decision, lease = await self._dispatcher.acquire(self._ticket, self._route, streams=self._parsed.streams)
+        replica = self._registry.get(decision.replica)
+        record = self.record
+        record.attempts += 1
+        record.replica, record.reason, record.pool = replica.name, decision.reason, replica.handle.pool
+        record.predicted_hit, record.predicted_ttft = decision.predicted_hit, decision.predicted_ttft
+        record.leased = lease.taken_at
+        leg = Leg(replica, decision, lease)
+        self._observers.on_decision(record, decision)
+        return leg
+
+    async def _is_last(self, leg: Leg, error: LegFailed | TimeoutError) -> bool:
+        """Whether the request has ended with this failure; False: another replica is to be tried."""
+        now = self._clock()
+        outcome = outcome_of_exception(error)
+        log.info("request %s on %s: %s: %s", self.record.request_id, leg.replica.name, outcome, error)
+        again = MEANINGS[outcome].retry or (self.started and outcome is Outcome.DEADLINE)
+        if self.started:
+            return await self._break_off(leg, error, again)
+        if not again or self._tries >= self._config.attempts or not self._budget.take(now):
+            raise failed(error, outcome)
+        others = [
+            s for s in self._registry.states(now) if s.name != leg.replica.name and self._could(s.models, s.name)
+        ]
+        # With nobody else to ask, the same one is asked again: a reset connection is no reason to give up.
+        self._route.excluded = self._route.excluded | {leg.replica.name} if others else frozenset()
+        if not others and outcome is Outcome.BACKPRESSURE:
+            raise failed(error, outcome)
+        return False
+
+    def _could(self, models: frozenset[str], name: str) -> bool:
+        return self._route.model in models and name not in self._route.excluded
+
+    async def _break_off(self, leg: Leg, error: LegFailed | TimeoutError, again: bool) -> bool:
+        journal = self._journal
+        if journal is not None and (ending := journal.ending(usage=self._wants_usage)) is not None:
+            await self._write(ending)
+            await self._finish()
+            return True
+        able = journal is not None and again and self._config.continuation and self._tries < self._config.attempts
+        if journal is None or not able or not self._budget.take(self._clock()):
+            why = "it can't be continued elsewhere" if journal is None else "nobody could continue it"
+            await self._end_stream(
+                ErrorBody(
+                    f"the stream broke off: {error or 'it stalled'}; {why}", "server_error", code="stream_broken"
+                )
+            )
+            return True
+        journal.begin_leg()
+        self._continuing = True
+        self.record.continued += 1
+        self._route.excluded = self._route.excluded | {leg.replica.name}
+        self._route.max_tokens = max(1, self._route.max_tokens - journal.safe)
+        return False
+
+    # One leg.
+
+    def _end(self, leg: Leg, outcome: Outcome) -> None:
+        leg.end(outcome, self._clock())
+        self.record.outcome = outcome
+        self._observers.on_leg(self.record, leg.replica.name, outcome)
+
+    async def _carry(self, leg: Leg) -> None:
+        path, body = self._request_for(leg)
+        answer = await leg.open(path, body, self._forwarded, self._config.first_byte_seconds)
+        if answer.header(b"content-type").startswith(b"text/event-stream"):
+            await self._stream(leg, answer)
+        elif self.started:
+            raise LegFailed(Outcome.REPLICA_FAULT, f"replica {leg.replica.name} did not stream")
+        else:
+            await self._whole(leg, answer)
+        self._learn(leg)
+
+    def _request_for(self, leg: Leg) -> tuple[bytes, bytes]:
+        parsed, handle = self._parsed, leg.replica.handle
+        if self._continuing:
+            assert self._journal is not None
+            request = self._journal.request(handle)
+            if request is None:
+                raise LegFailed(Outcome.CANCELLED, f"replica {handle.name} can't continue this stream")
+            return request
+        added = b""
+        if parsed.streams:
+            self._strip_usage = handle.usage_in_stream and not given(parsed.ask.stream_options)
+            if self._strip_usage:
+                added += b'"stream_options":{"include_usage":true},'
+            mode = mode_for(parsed, handle) if self._config.continuation else None
+            self._journal = Journal(parsed, mode) if mode is not None else None
+            if mode is not None and not parsed.ask.return_token_ids:
+                added += b'"return_token_ids":true,'
+        return _PATHS[parsed.endpoint], with_fields(parsed.body, added) if added else parsed.body
+
+    async def _whole(self, leg: Leg, answer: Answer) -> None:
+        """An answer in one piece: it has come to its end before the client sees any of it."""
+        body = await answer.whole(self._config.max_answer_bytes, self._config.first_byte_seconds)
+        content_type = answer.header(b"content-type")
+        if content_type.startswith(b"application/json") and not _closed(body):
+            raise LegFailed(Outcome.REPLICA_FAULT, f"replica {leg.replica.name} sent broken JSON")
+        self.usage = usage_of(body)
+        headers = self._headers(leg, content_type or b"application/json")
+        headers.append((b"content-length", b"%d" % len(body)))
+        if self.usage is not None and (cached := self.usage.cached) is not None:
+            headers.append((b"x-shoal-hit", b"%d" % cached))
+        self.started = True
+        self.record.status = answer.status
+        await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await self._write(body)
+        await self._finish()
+
+    async def _stream(self, leg: Leg, answer: Answer) -> None:
+        cutter, config, clock, lease = Cutter(), self._config, self._clock, leg.lease
+        ended = False
+        seconds = config.first_byte_seconds
+        while piece := await answer.read(seconds):
+            events = cutter.feed(piece)
+            if not events:
+                continue
+            if _ERROR_EVENT in events:
+                events, failure = self._until_error(events)
+                if failure is not None:
+                    if events:
+                        await self._relay(leg, answer, events)
+                    raise failure
+            lease.progress(clock())
+            seconds = config.stall_seconds
+            ended = ended or DONE in events
+            await self._relay(leg, answer, events)
+        if not ended:
+            raise LegFailed(Outcome.REPLICA_FAULT, f"replica {leg.replica.name} ended the stream without [DONE]")
+        await self._finish()
+
+    def _until_error(self, events: bytes) -> tuple[bytes, LegFailed | None]:
+        """What comes before an error event, and what the error means."""
+        at = events.index(_ERROR_EVENT)
+        detail = error_of(payloads(events[at:])[0])
+        if detail is None:
+            return events, None
+        code = detail.code
+        client = isinstance(code, int) and 400 <= code < 500 and code != 429
+        outcome = Outcome.CLIENT_ERROR if client else Outcome.REPLICA_FAULT
+        return events[:at], LegFailed(outcome, f"the replica reports: {detail.message[:300]}")
+
+    async def _relay(self, leg: Leg, answer: Answer, events: bytes) -> None:
+        record, now = self.record, leg.lease.last_at
+        if record.first_token is None:
+            record.first_token = now
+        record.last_token = now
+        record.chunks += 1
+        if b'"usage":{' in events:
+            for data in payloads(events):
+                self.usage = usage_of(data) or self.usage
+        journal = self._journal
+        if journal is not None:
+            journal.read(events)
+            if self._continuing:
+                if journal.safe > 0:
+                    self._tries = 1
+                events = journal.reshape(events, usage=self._wants_usage)
+            elif not self._parsed.ask.return_token_ids:
+                events = without_token_ids(events)
+        if self._strip_usage and not self._continuing:
+            events = without_usage(events)
+        if not events:
+            return
+        if not self.started:
+            self.started = True
+            record.status = 200
+            headers = self._headers(leg, answer.header(b"content-type"))
+            headers += ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._write(events)
+
+    def _learn(self, leg: Leg) -> None:
+        """What the engine counted, against what was predicted."""
+        usage, record = self.usage, self.record
+        if usage is None:
+            return
+        record.prompt_tokens, record.completion_tokens, record.actual_hit = (
+            usage.prompt_tokens,
+            usage.output,
+            usage.cached,
+        )
+        if usage.cached is not None and not record.continued:
+            # A prediction counts in the engine's tokens: an estimate of the prompt must not look like a broken promise.
+            predicted = min(leg.decision.predicted_hit, usage.prompt_tokens)
+            if leg.replica.on_hit(predicted, usage.cached):
+                log.warning(
+                    "replica %s: predicted prefix hits don't come true (trust %.2f)",
+                    leg.replica.name,
+                    leg.replica.trust.value,
+                )
+                self._observers.on_distrust(leg.replica.name, leg.replica.trust.value)
+
+    # To the client.
+
+    def _headers(self, leg: Leg, content_type: bytes) -> Headers:
+        return [
+            (b"content-type", content_type),
+            (b"x-request-id", self.record.request_id.encode()),
+            (b"x-shoal-replica", leg.replica.name.encode()),
+            (b"x-shoal-reason", leg.decision.reason.encode("latin-1", "replace")),
+            (b"x-shoal-predicted-hit", b"%d" % leg.decision.predicted_hit),
+        ]
+
+    async def _write(self, data: bytes) -> None:
+        self.sending_since = self._clock()
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self.sending_since = None
+        self.record.bytes_sent += len(data)
+
+    async def _finish(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _end_stream(self, body: ErrorBody) -> None:
+        """The honest end of a stream that can't go on: an error event, and no [DONE]."""
+        if self.record.outcome is Outcome.OK or self.record.outcome is None:
+            self.record.outcome = Outcome.REPLICA_FAULT
+        await self._write(b"data: " + error_json(body) + b"\n\n")
+        await self._finish()
+
+    async def shut_down(self) -> None:
+        """The gateway goes away: say so, where a stream has begun."""
+        await self._end_stream(
+            ErrorBody("the gateway is shutting down", "service_unavailable_error", code="shutting_down")
+        )
+
+    async def _pass_refusal(self, leg: Leg, refusal: Refused) -> None:
+        self.record.status = refusal.status
+        headers = self._headers(leg, refusal.content_type or b"application/json")
+        headers.append((b"content-length", b"%d" % len(refusal.body)))
+        self.started = True
+        await self._send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+        await self._write(refusal.body)
+        await self._finish()
+
+
+def _closed(body: bytes) -> bool:
+    """Whether a JSON object ends where it should: the cheap part of a check for garbage."""
+    return body[:1] == b"{" and body.rstrip()[-1:] == b"}"
+
+
+def failed(error: BaseException, outcome: Outcome) -> ApiError:
+    """What the client is told where no replica could answer."""
+    status = MEANINGS[outcome].status
+    headers = {}
+    if outcome is Outcome.BACKPRESSURE:
+        wait = error.retry_after if isinstance(error, LegFailed) and error.retry_after is not None else 1.0
+        headers["Retry-After"] = retry_after_header(wait)
+    kind = "service_unavailable_error" if outcome is Outcome.BACKPRESSURE else "server_error"
+    message = str(error) or "no replica answered in time"
+    return ApiError(status, message, kind=kind, code=outcome.value, headers=headers)

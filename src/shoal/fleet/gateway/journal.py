@@ -1,0 +1,236 @@
+"""What a stream has said so far, token by token, so that another replica can go on where it broke off.
+
+Going on is exact where the rest depends on nothing but the tokens before it:
+
+| engine                       | greedy                                              | seeded               |
+|------------------------------|-----------------------------------------------------|----------------------|
+| takes `resume_token_ids`     | yes                                                 | yes                  |
+| takes token ids as a prompt  | without penalties, stop strings: replayed as prompt | no: indices differ   |
+| neither                      | no                                                  | no                   |
+
+Never for several choices, guided output, tools, echoes or log-probabilities: their state is not in the tokens.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from shoal.fleet.gateway.body import Parsed, given, with_fields
+from shoal.fleet.gateway.sse import DONE, Usage, payloads
+from shoal.fleet.registry import ReplicaHandle
+
+Mode = Literal["replay", "resume"]
+
+# Sampling fields that mean the same for a prompt that contains the output so far.
+_CARRIED = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "logit_bias",
+    "ignore_eos",
+    "stop_token_ids",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "priority",
+    "cache_salt",
+    "user",
+)
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class _Chunk(msgspec.Struct):
+    id: str = ""
+    created: int = 0
+    model: str = ""
+    choices: list[_Choice] = []
+    prompt_token_ids: list[int] | None = None
+    usage: Usage | None = None
+
+
+_chunk = msgspec.json.Decoder(_Chunk)
+_encode = msgspec.json.Encoder().encode
+
+
+def mode_for(parsed: Parsed, handle: ReplicaHandle) -> Mode | None:
+    """How a stream that starts on this replica could be continued; None: not exactly."""
+    ask = parsed.ask
+    greedy = ask.temperature == 0 or ask.top_k == 1
+    if (
+        not parsed.streams
+        or not handle.returns_token_ids
+        or (ask.n or 1) != 1
+        or (ask.best_of or 1) != 1
+        or ask.echo
+        or parsed.guided
+        or given(ask.tools)
+        or given(ask.prompt_logprobs)
+        or (given(ask.logprobs) and bytes(ask.logprobs) != b"false")
+        or not (greedy or ask.seed is not None)
+    ):
+        return None
+    if handle.resumes:
+        return "resume"
+    penalties = ask.presence_penalty or ask.frequency_penalty or (ask.repetition_penalty or 1) != 1
+    if not greedy or penalties or given(ask.stop) or ask.min_tokens:
+        return None
+    return "replay"
+
+
+@dataclass(slots=True)
+class Journal:
+    """One stream's. `read` what was relayed; `request` builds the leg that goes on."""
+
+    parsed: Parsed
+    mode: Mode
+    prompt: list[int] | None = None
+    output: list[int] = field(default_factory=list)
+    safe: int = 0
+    """Tokens of the output whose text the client has; those after it (half a character) are computed again."""
+    finish: str | None = None
+    head: _Chunk = field(default_factory=_Chunk)
+    usage_sent: bool = False
+
+    def read(self, events: bytes) -> None:
+        """Take in whole events on their way to the client."""
+        for data in payloads(events):
+            if data == b"[DONE]":
+                continue
+            try:
+                self._take(_chunk.decode(data))
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                # An engine that says something else: never continue on a guess.
+                self.prompt = None
+                self.output.clear()
+                self.safe = -1
+
+    def _take(self, chunk: _Chunk) -> None:
+        if not self.head.id:
+            self.head = chunk
+        if chunk.usage is not None and not chunk.choices:
+            self.usage_sent = True
+        for choice in chunk.choices:
+            if self.prompt is None and self.safe == 0:
+                self.prompt = choice.prompt_token_ids or chunk.prompt_token_ids
+            self.output += choice.token_ids or ()
+            shown = choice.text if choice.delta is None else choice.delta.content
+            if shown:
+                self.safe = len(self.output)
+            self.finish = choice.finish_reason or self.finish
+
+    def left(self, handle: ReplicaHandle) -> int | None:
+        """Output tokens still to come on a replica; None: it can't be continued there."""
+        if self.prompt is None or self.safe < 0:
+            return None
+        limit = self.parsed.max_tokens
+        if limit is None:
+            if self.parsed.endpoint == "completions":
+                limit = 16
+            elif handle.max_model_len:
+                limit = handle.max_model_len - len(self.prompt)
+            else:
+                return None
+        return limit - self.safe
+
+    def request(self, handle: ReplicaHandle) -> tuple[bytes, bytes] | None:
+        """Path and body of the leg that goes on; None: not possible there."""
+        left = self.left(handle)
+        if left is None or left < 1 or not handle.returns_token_ids:
+            return None
+        assert self.prompt is not None
+        output = self.output[: self.safe]
+        if self.mode == "resume":
+            if not handle.resumes:
+                return None
+            path = b"/v1/chat/completions" if self.parsed.endpoint == "chat" else b"/v1/completions"
+            added = {"resume_token_ids": output, "return_token_ids": True}
+            return path, with_fields(self.parsed.body, _encode(added)[1:-1] + b",")
+        asked: dict[str, Any] = msgspec.json.decode(self.parsed.body)
+        body = {name: asked[name] for name in _CARRIED if name in asked}
+        body |= {
+            "model": self.parsed.ask.model,
+            "prompt": self.prompt + output,
+            "max_tokens": left,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_token_ids": True,
+        }
+        return b"/v1/completions", _encode(body)
+
+    def begin_leg(self) -> None:
+        """Another replica goes on: what the client hasn't seen in text is forgotten."""
+        del self.output[self.safe :]
+
+    def reshape(self, events: bytes, *, usage: bool) -> bytes:
+        """Events of a continuing leg in the form of the first one's: same id, same kind of chunk, usage of both."""
+        made = []
+        for data in payloads(events):
+            if data == b"[DONE]":
+                made.append(DONE + b"\n\n")
+                continue
+            chunk = _chunk.decode(data)
+            for choice in chunk.choices:
+                text = choice.text if choice.delta is None else choice.delta.content
+                if text or choice.finish_reason:
+                    made.append(self.event(text or "", choice.finish_reason, choice.stop_reason))
+            if chunk.usage is not None and not chunk.choices and usage:
+                made.append(self._usage(chunk.usage))
+        return b"".join(made)
+
+    def event(self, text: str, finish: str | None, stop_reason: str | int | None = None) -> bytes:
+        chat = self.parsed.endpoint == "chat"
+        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish}
+        if stop_reason is not None:
+            choice["stop_reason"] = stop_reason
+        choice |= {"delta": {"content": text} if text else {}} if chat else {"text": text}
+        return b"data: " + _encode(self._envelope() | {"choices": [choice]}) + b"\n\n"
+
+    def _envelope(self) -> dict[str, Any]:
+        kind = "chat.completion.chunk" if self.parsed.endpoint == "chat" else "text_completion"
+        return {"id": self.head.id, "object": kind, "created": self.head.created, "model": self.head.model}
+
+    def _usage(self, last: Usage) -> bytes:
+        assert self.prompt is not None
+        # A replayed output is prompt to the last engine, a resumed one isn't.
+        output = last.output if self.mode == "resume" else len(self.output)
+        cached = min(last.cached or 0, len(self.prompt))
+        return self.usage_event(output, cached)
+
+    def usage_event(self, output: int, cached: int) -> bytes:
+        prompt = len(self.prompt or ())
+        usage = {
+            "prompt_tokens": prompt,
+            "completion_tokens": output,
+            "total_tokens": prompt + output,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+        self.usage_sent = True
+        return b"data: " + _encode(self._envelope() | {"choices": [], "usage": usage}) + b"\n\n"
+
+    def ending(self, *, usage: bool) -> bytes | None:
+        """What is missing of a stream that broke off when everything but its end had been said; None: more was."""
+        limit = self.parsed.max_tokens
+        if self.prompt is None or self.safe < 0:
+            return None
+        made = b""
+        if self.finish is None:
+            if limit is None or len(self.output) < limit or self.safe < len(self.output):
+                return None
+            made = self.event("", "length")
+        if usage and not self.usage_sent:
+            made += self.usage_event(len(self.output), 0)
+        return made + DONE + b"\n\n"

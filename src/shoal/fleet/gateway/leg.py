@@ -1,0 +1,86 @@
+"""One request on one replica: opened, read, and ended once with an outcome."""
+
+import contextlib
+from collections.abc import Callable, Iterable
+
+from shoal.fleet.http1 import Answer
+from shoal.fleet.leases import Lease
+from shoal.fleet.registry import Replica
+from shoal.policy.outcomes import LegFailed, Outcome, outcome_of_exception, outcome_of_status
+from shoal.policy.routing import Decision
+
+_ERROR_LIMIT = 2**20
+
+
+class Refused(LegFailed):
+    """The replica says that the request is wrong: its answer is the client's."""
+
+    def __init__(self, status: int, content_type: bytes, body: bytes) -> None:
+        super().__init__(Outcome.CLIENT_ERROR, f"the replica refused it with {status}")
+        self.status = status
+        self.content_type = content_type
+        self.body = body
+
+
+class Leg:
+    """Holds a lease. `end` it, always; only the first end counts."""
+
+    def __init__(self, replica: Replica, decision: Decision, lease: Lease) -> None:
+        self.replica = replica
+        self.decision = decision
+        self.lease = lease
+        self._answer: Answer | None = None
+        self._killed: LegFailed | None = None
+        lease.kill = self._kill
+
+    async def open(
+        self, path: bytes, body: bytes, headers: Iterable[tuple[bytes, bytes]], seconds: float
+    ) -> Answer:
+        """The replica's good answer; its head is there within `seconds`.
+
+        Raises `Refused`, `LegFailed` or `TimeoutError`.
+        """
+        answer = await self.replica.endpoint.request(
+            b"POST", path, body, headers, seconds=seconds, opened=self._opened
+        )
+        self._answer = answer
+        outcome = outcome_of_status(answer.status)
+        if outcome is Outcome.OK:
+            return answer
+        text = await answer.whole(_ERROR_LIMIT, seconds)
+        if outcome is Outcome.CLIENT_ERROR:
+            raise Refused(answer.status, answer.header(b"content-type"), text)
+        raise LegFailed(
+            outcome,
+            f"replica {self.replica.name} answered {answer.status}",
+            retry_after=_seconds(answer.header(b"retry-after")),
+        )
+
+    def _opened(self, kill: Callable[[LegFailed], None]) -> None:
+        if self._killed is not None:
+            kill(self._killed)
+            return
+        self.lease.kill = kill
+
+    def _kill(self, error: LegFailed) -> None:
+        self._killed = error
+
+    def end(self, outcome: Outcome, now: float) -> None:
+        if self._answer is not None:
+            self._answer.close()
+            self._answer = None
+        if self.lease.outcome is None:
+            self.lease.release(outcome, now)
+
+    def end_with(self, error: BaseException, now: float) -> Outcome:
+        outcome = outcome_of_exception(error)
+        self.end(outcome, now)
+        return outcome
+
+
+def _seconds(value: bytes) -> float | None:
+    with contextlib.suppress(ValueError):
+        seconds = float(value)
+        if 0 <= seconds < 86_400:
+            return seconds
+    return None

@@ -1,0 +1,127 @@
+"""Everything a gateway answers itself: models, health, and pages that others add (metrics, dashboard)."""
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from shoal.engine.server.errors import JSON_TYPE, ApiError
+from shoal.fleet.gateway.keys import Client, Clients
+from shoal.fleet.gateway.record import RequestRecord
+
+if TYPE_CHECKING:
+    from shoal.fleet.gateway.app import Gateway
+
+
+class Page(msgspec.Struct, frozen=True):
+    """An answer in one piece."""
+
+    body: bytes
+    content_type: str = JSON_TYPE
+    status: int = 200
+
+
+PageMaker = Callable[[Scope], Awaitable[Page]]
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    id: str
+    max_model_len: int | None
+    object: str = "model"
+    created: int = 0
+    owned_by: str = "shoal"
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    data: list[ModelCard]
+    object: str = "list"
+
+
+class Status(msgspec.Struct, frozen=True):
+    status: str
+    reason: str | None = None
+
+
+class Pages:
+    """Routes by exact path. `open_pages` need no key."""
+
+    def __init__(self, gateway: "Gateway") -> None:
+        self._gateway = gateway
+        self._pages: dict[str, PageMaker] = {}
+        self._open: set[str] = set()
+        self.add("/health", self._health, needs_key=False)
+        self.add("/ready", self._ready, needs_key=False)
+
+    def add(self, path: str, page: PageMaker, *, needs_key: bool) -> None:
+        """Serve `page` for GET on `path`."""
+        self._pages[path] = page
+        if not needs_key:
+            self._open.add(path)
+
+    async def answer(
+        self, scope: Scope, receive: Receive, send: Send, record: RequestRecord, clients: Clients
+    ) -> None:
+        path: str = scope["path"]
+        models = path == "/v1/models" or path.startswith("/v1/models/")
+        page = self._pages.get(path)
+        if page is None and not models:
+            raise ApiError(404, f"there is nothing at {path[:200]}", code="not_found")
+        if scope["method"] not in ("GET", "HEAD"):
+            raise ApiError(
+                405,
+                f"{scope['method'][:20]} is not allowed here; use GET",
+                code="method_not_allowed",
+                headers={"Allow": "GET, HEAD"},
+            )
+        made: Page
+        if models:
+            made = self._models(path, clients.identify(_authorization(scope)))
+        else:
+            assert page is not None
+            if path not in self._open:
+                clients.identify(_authorization(scope))
+            made = await page(scope)
+        record.status = made.status
+        headers = [
+            (b"content-type", made.content_type.encode()),
+            (b"content-length", b"%d" % len(made.body)),
+            (b"x-request-id", record.request_id.encode()),
+        ]
+        await send({"type": "http.response.start", "status": made.status, "headers": headers})
+        body = b"" if scope["method"] == "HEAD" else made.body
+        record.bytes_sent = len(body)
+        await send({"type": "http.response.body", "body": body})
+
+    def _models(self, path: str, client: Client) -> Page:
+        registry = self._gateway.registry
+        cards = []
+        for model in registry.models():
+            if client.may_use(model):
+                lengths = [r.handle.max_model_len for r in registry.replicas if model in r.handle.models]
+                cards.append(ModelCard(model, min((n for n in lengths if n), default=None)))
+        if path == "/v1/models":
+            return Page(msgspec.json.encode(ModelList(cards)))
+        wanted = path.removeprefix("/v1/models/")
+        card = next((card for card in cards if card.id == wanted), None)
+        if card is None:
+            raise ApiError(404, f"model {wanted[:200]!r} is not served here", param="model", code="model_not_found")
+        return Page(msgspec.json.encode(card))
+
+    async def _health(self, scope: Scope) -> Page:
+        return Page(msgspec.json.encode(Status("ok")))
+
+    async def _ready(self, scope: Scope) -> Page:
+        gateway = self._gateway
+        reason = None
+        if gateway.draining:
+            reason = "the gateway is shutting down"
+        elif not any(r.state.healthy and not r.state.draining for r in gateway.registry.replicas):
+            reason = "no replica is available"
+        if reason is not None:
+            return Page(msgspec.json.encode(Status("not_ready", reason)), status=503)
+        return Page(msgspec.json.encode(Status("ready")))
+
+
+def _authorization(scope: Scope) -> bytes:
+    return next((value for name, value in scope["headers"] if name == b"authorization"), b"")
