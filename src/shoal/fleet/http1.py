@@ -273,7 +273,8 @@ class Endpoint:
     ) -> Answer:
         """Send a request; its answer once the head has come. `seconds` bounds the wait for the head.
 
-        `opened` is handed what ends the exchange from outside, as soon as there is one to end. Raises `LegFailed` (transport) or `TimeoutError`. Cancelling it closes the connection.
+        `opened` is handed what ends the exchange from outside, as soon as there is one to end. Raises `LegFailed`
+        (transport) or `TimeoutError`. Cancelling it closes the connection.
         """
         lines = [method, b" ", self._prefix, path, b" HTTP/1.1\r\n", self._fixed]
         for name, value in headers:

@@ -295,7 +295,8 @@ class Exchange:
             usage.cached,
         )
         if usage.cached is not None and not record.continued:
-            # A prediction counts in the engine's tokens: an estimate of the prompt must not look like a broken promise.
+            # A prediction counts in the engine's tokens: an estimate of the prompt must not look like a broken
+            # promise.
             predicted = min(leg.decision.predicted_hit, usage.prompt_tokens)
             if leg.replica.on_hit(predicted, usage.cached):
                 log.warning(

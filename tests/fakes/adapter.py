@@ -1,0 +1,28 @@
+"""The dialect of the fake engine."""
+
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from shoal.fleet.http1 import Endpoint
+from shoal.fleet.registry import RawEvents, ReplicaStats
+
+
+class FakeAdapter:
+    def __init__(self, url: str) -> None:
+        self._endpoint = Endpoint(url, connect_seconds=1.0)
+
+    async def ready(self) -> bool:
+        return (await self._endpoint.get(b"/health", seconds=1.0))[0] == 200
+
+    async def stats(self) -> ReplicaStats:
+        return msgspec.json.decode((await self._endpoint.get(b"/stats", seconds=1.0))[1], type=ReplicaStats)
+
+    def kv_events(self) -> AsyncIterator[RawEvents] | None:
+        return None
+
+    async def replay(self, start: int) -> list[RawEvents] | None:
+        return None
+
+    def close(self) -> None:
+        self._endpoint.close()
