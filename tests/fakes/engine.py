@@ -1,4 +1,4 @@
-"""An engine that does as it's told: OpenAI's API on a real socket, with latencies, limits, faults and a prefix cache.
+"""An engine that does as it's told: OpenAI's API on a real socket, with latencies, limits, faults, a prefix cache.
 
 It generates deterministically: the next token is a function of all tokens before it, so that a stream continued
 elsewhere can be compared with one that was not. Text tokens are four bytes of the prompt's text.
@@ -95,6 +95,7 @@ class FakeEngine:
         self.on_stored: Any = None
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._connections: set[asyncio.Task[Any]] = set()
         self._prefilling = asyncio.Lock()
         self._slots: asyncio.Condition = asyncio.Condition()
         self.frozen = asyncio.Event()
@@ -120,14 +121,17 @@ class FakeEngine:
             self._server = None
         for writer in list(self._writers):
             writer.transport.abort()
-        while self._writers:
-            await asyncio.sleep(0)
+        await asyncio.gather(*self._connections, return_exceptions=True)
 
     def reset_cache(self) -> None:
         self.cache.clear()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
         try:
             while await self._one(reader, writer):
                 pass
@@ -307,9 +311,8 @@ class FakeEngine:
             )
         for place in range(limit - len(resumed)):
             await self.frozen.wait()
-            if fault is not None and fault.after and place == fault.after:
-                if await self._break(writer, fault):
-                    return False
+            if fault is not None and fault.after and place == fault.after and await self._break(writer, fault):
+                return False
             if place or not streams:
                 await asyncio.sleep(self.decode_seconds)
             token = next_token(tokens)

@@ -5,18 +5,22 @@ import contextlib
 import json
 import os
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
 import uvicorn
 from adapter import FakeAdapter
 from engine import FakeEngine
+from kv_events import KvPublisher
 
 from shoal.fleet.gateway import Gateway, GatewayConfig
 from shoal.fleet.health import HealthConfig, HealthMonitor
+from shoal.fleet.index import Followers
+from shoal.fleet.index.zmq_stream import ZmqEvents
 from shoal.fleet.registry import Registry, ReplicaHandle
 from shoal.policy.breaker import BreakerConfig
+from shoal.policy.routing.kv import CombinedIndex, ExactIndex
 
 FOREIGN_URL = os.environ.get("SHOAL_CONFORMANCE_URL")
 """Another router to test: it must have been told of fake engines on the ports below."""
@@ -37,6 +41,8 @@ class Fleet:
     gateway: Gateway | None
     registry: Registry | None
     monitor: HealthMonitor | None
+    publishers: list[KvPublisher] = field(default_factory=list)
+    followers: Followers | None = None
 
     def chat(self, content: str = "hello", **fields: Any) -> dict[str, Any]:
         return {"model": "fake", "messages": [{"role": "user", "content": content}], "max_tokens": 4} | fields
@@ -148,6 +154,7 @@ async def fleet(
     models: list[str] | None = None,
     monitored: bool = False,
     handle: dict[str, Any] | None = None,
+    events: dict[str, Any] | None = None,
 ) -> AsyncIterator[Fleet]:
     """`count` engines behind a gateway; or behind the router that the environment names."""
     names = models or ["fake"] * count
@@ -176,18 +183,31 @@ async def fleet(
         )
         registry.add(replace(defaults, **(handle or {})))
     gateway = Gateway(registry, config)
+    index = gateway.router.index
+    followers = Followers(registry, index) if isinstance(index, CombinedIndex | ExactIndex) else None
+    publishers: list[KvPublisher] = []
+    if events is not None and followers is not None:
+        for place, (engine, adapter) in enumerate(zip(engines, adapters, strict=True)):
+            publisher = KvPublisher(engine, hash_seed=place * 7919, **events)
+            publishers.append(publisher)
+            adapter.events = ZmqEvents(publisher.endpoint, publisher.replay_endpoint)
+        followers.start()
     gateway.start()
     monitor = HealthMonitor(registry, health or QUICK)
     if monitored:
         monitor.start()
     try:
         async with serving(gateway) as url, httpx.AsyncClient(base_url=url, timeout=20, limits=limits) as client:
-            yield Fleet(engines, client, url, gateway, registry, monitor)
+            yield Fleet(engines, client, url, gateway, registry, monitor, publishers, followers)
             await client.aclose()
             await eventually(lambda: gateway.live == 0, "every request has ended")
             await gateway.drain(1)
     finally:
         await monitor.stop()
+        if followers is not None:
+            await followers.stop()
+        for publisher in publishers:
+            await publisher.close()
         registry.close()
         for adapter in adapters:
             adapter.close()

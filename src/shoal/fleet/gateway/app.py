@@ -1,4 +1,4 @@
-"""The gateway: HTTP in, bytes out. A bare ASGI application, because every layer in between costs on every request."""
+"""The gateway: HTTP in, bytes out. A bare ASGI application, as every layer between costs on every request."""
 
 import asyncio
 import logging

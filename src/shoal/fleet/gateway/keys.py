@@ -18,7 +18,7 @@ class _Bucket:
     at: float
 
     def wait(self, amount: float, now: float) -> float:
-        """Seconds until `amount` may be taken; 0: now. More than a minute's worth may go when the bucket is full."""
+        """Seconds until `amount` may be taken; 0: now. More than a minute's worth may go once it is full."""
         self.level = min(self.per_minute, self.level + (now - self.at) * self.per_minute / 60)
         self.at = now
         missing = min(amount, self.per_minute) - self.level

@@ -1,4 +1,4 @@
-"""What is known of a request when it has ended; metrics, access log, traces and the dashboard read this one thing."""
+"""What is known of a request when it has ended: the one thing that metrics, logs, traces and dashboard read."""
 
 from dataclasses import dataclass
 from typing import Protocol
