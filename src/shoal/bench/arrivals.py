@@ -41,9 +41,11 @@ def scaled_times(timestamps: Floats, speed: float = 1.0, rate: float | None = No
     """A trace's own arrival times, from 0: `speed` times as fast, or so that their mean rate is `rate`."""
     times = np.asarray(timestamps, dtype=np.float64) - timestamps[0]
     if rate is None:
-        return times / positive("speed", speed, 1e6)
+        faster: Floats = times / positive("speed", speed, 1e6)
+        return faster
     positive("rate", rate, 1e6)
     span = float(times[-1])
     if span == 0:
         raise SpecError("rate", rate, "no rate for a trace whose requests all come at once")
-    return times * ((len(times) - 1) / span / rate)
+    scaled: Floats = times * ((len(times) - 1) / span / rate)
+    return scaled

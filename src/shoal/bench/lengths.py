@@ -39,7 +39,8 @@ class LengthDraw:
             case "lognormal":
                 variance = math.log1p((self.second / self.first) ** 2)
                 raw = rng.lognormal(math.log(self.first) - variance / 2, math.sqrt(variance), size=count)
-        return np.clip(np.rint(raw), self.minimum, self.maximum).astype(np.int64)
+        lengths: NDArray[np.int64] = np.clip(np.rint(raw), self.minimum, self.maximum).astype(np.int64)
+        return lengths
 
     @property
     def mean(self) -> float:

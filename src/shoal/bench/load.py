@@ -98,7 +98,7 @@ def made_up(shape: Shape, sessions: int, seed: int, name: str = "") -> Load:
     for s, length in enumerate(turns.tolist()):
         parts = []
         for t in range(length):
-            new = (Segment(f"{name}/{s}/{t}", inputs[place]),)
+            new: tuple[Segment, ...] = (Segment(f"{name}/{s}/{t}", inputs[place]),)
             if t == 0 and shape.shared:
                 new = (Segment(f"system/{groups[s]}", shape.shared, "system"), *new)
             parts.append(Turn(new, outputs[place], thinks[place] if t else 0.0))

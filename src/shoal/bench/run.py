@@ -238,16 +238,17 @@ class Runner:
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
         """Whether the work came to its end before `stop`; cancelled and waited for if not."""
-        task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
+        task = asyncio.ensure_future(work)
+        stop: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
         try:
-            await asyncio.wait([task, stop], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 task.result()
                 return True
             return False
         finally:
-            for future in (task, stop):
-                future.cancel()
+            task.cancel()
+            stop.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await task
 
@@ -292,12 +293,13 @@ class _Counts:
 
 
 async def _until(state: _State, moment: float) -> None:
-    while (left := moment - state.now()) > 0:
+    left = moment - state.now()
+    if left > 0:
         await asyncio.sleep(left)
 
 
 def _open_window(load: Load, records: tuple[Record, ...], warmup: int) -> tuple[float, float]:
-    """From the first measured arrival to one mean gap after the last request was due; all at once: to the last end."""
+    """From the first measured arrival to a mean gap after the last; where all come at once, to the last end."""
     measured = [r for r in records if r.phase is Phase.MEASURED]
     start = load.sessions[warmup].at
     if not measured:

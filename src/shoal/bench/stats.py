@@ -2,9 +2,9 @@
 
 Quantile: the nearest rank, i.e. the smallest measured value that at least this share of values does not exceed.
 
-Interval: a circular block bootstrap (Politis & Romano 1992) over *owners* in the order of their schedule. An owner is
-a request. Its gaps between tokens are resampled with it, and neighbours in time are resampled together, because the
-queue makes them alike: resampling single gaps would claim far more certainty than there is.
+Interval: a circular block bootstrap (Politis & Romano 1992) over *owners* in the order of their schedule. An owner
+is a request. Its gaps between tokens are resampled with it, and neighbours in time are resampled together, because
+the queue makes them alike: resampling single gaps would claim far more certainty than there is.
 """
 
 from collections.abc import Sequence
@@ -67,8 +67,8 @@ def quantile(values: Floats, level: float) -> float:
 
 
 def block_length(owners: int) -> int:
-    """Owners resampled together: the cube root, the rate that minimises the error of a block bootstrap's variance."""
-    return max(1, round(owners ** (1 / 3)))
+    """Owners resampled together: the cube root of all, as the bootstrap of a variance asks for."""
+    return max(1, round(float(owners ** (1 / 3))))
 
 
 def resample_counts(owners: int, resamples: int, seed: int) -> NDArray[np.int64]:

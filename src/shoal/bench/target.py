@@ -1,4 +1,4 @@
-"""An OpenAI-compatible endpoint under measurement: what it can do, how a prompt is put to it, how an answer is read."""
+"""An OpenAI-compatible endpoint under measurement: what it can do, how it is asked, how its answers are read."""
 
 import asyncio
 import contextlib
