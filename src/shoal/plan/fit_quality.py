@@ -11,7 +11,7 @@ from shoal.plan.fit_cases import Cases
 from shoal.plan.residual import Ensemble
 
 SCALE_TREES = BoostSettings(trees=25, depth=3, rate=0.2, shrink=40.0, clip=1.5)
-HELD_OUT_WEIGHT = 0.65
+HELD_OUT_WEIGHT = 0.75
 """Share of the interval's quantiles that residuals of unseen groups decide; the fit's own decide the rest."""
 
 
