@@ -1,0 +1,162 @@
+"""The layouts that could be tried, and the memory gate that most of them do not pass."""
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shoal.plan.designs import Reason
+from shoal.plan.memory import replica_memory
+from shoal.plan.question import (
+    NVIDIA_ONLY,
+    Question,
+    WeightOption,
+    kv_options,
+    weight_options,
+)
+from shoal.specs.catalog import EngineMemory
+from shoal.specs.hardware import Accelerator
+from shoal.specs.layout import Layout, LayoutProblem
+from shoal.specs.model import ModelSpec
+
+_TP = (1, 2, 3, 4, 5, 6, 8, 12, 16)
+_PP = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+_DP = (2, 4, 8, 9, 12, 16, 18, 24, 32, 36, 48, 64, 72, 96, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A replica that holds the model and at least one request."""
+
+    accelerator: Accelerator
+    engine: EngineMemory
+    weights: WeightOption
+    kv_dtype: str
+    layout: Layout
+    kv_room: float
+    """Bytes for KV on the worst device."""
+    batch: int
+    """Requests of the question's length that the KV memory holds."""
+    largest: int
+    """Requests that the engine would run at once: `batch`, or its own limit."""
+
+    @property
+    def label(self) -> str:
+        """Layout, accelerator and dtypes, as rejections show them."""
+        names = f"{self.weights.name} weights, {self.kv_dtype} cache"
+        return f"{self.layout.label()} on {self.accelerator.name} ({names})"
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """A layout that was turned down before any time was estimated."""
+
+    reason: Reason
+    label: str
+    detail: str
+    short: float
+    """How far it is from passing, smaller is nearer; only compared within one reason."""
+    devices: int
+
+
+def shapes(model: ModelSpec, accelerator: Accelerator, limit: int) -> list[Layout]:
+    """Layouts of one replica worth asking about, of up to `limit` devices.
+
+    Tensor and pipeline degrees combine; attention data parallelism comes with experts spread over all its ranks
+    (the deployment that engines offer). Context parallelism is left out: the time model has no data on it.
+    """
+    node = accelerator.devices_per_node
+    domain = accelerator.scale_up.domain or node
+    moe = any(layer.ffn.kind == "moe" for layer in model.layers)
+    heads = {layer.attention.heads for layer in model.layers}
+    found: list[Layout] = []
+    for tp in _TP:
+        # Degrees that no engine would be asked for would only crowd the list of what was rejected.
+        if tp & (tp - 1) and any(count % tp for count in heads):
+            continue
+        for pp in _PP:
+            if pp <= len(model.layers):
+                found.append(Layout(tp=tp, pp=pp))
+                if moe and tp > 1:
+                    found.append(Layout(tp=tp, pp=pp, ep=tp))
+        if moe and tp in (1, 2, 4, 8):
+            found.extend(Layout(tp=tp, dp=dp, ep=tp * dp) for dp in _DP)
+    return [layout for layout in found if layout.world <= limit and _whole_nodes(layout, node, domain)]
+
+
+def _whole_nodes(layout: Layout, node: int, domain: int) -> bool:
+    """A replica fills whole servers once it leaves one, and a tensor group does not straddle a part of one."""
+    if layout.world <= node:
+        return True
+    return layout.world % node == 0 and (layout.tp % node == 0 or node % layout.tp == 0 or layout.tp <= domain)
+
+
+def gate(question: Question) -> Iterator[Candidate | Miss]:
+    """Every layout on every accelerator in every way of storing weights and cache: held, or why not."""
+    for accelerator in question.accelerators:
+        engine = question.engine_for(accelerator)
+        if engine.engine in NVIDIA_ONLY and accelerator.vendor != "NVIDIA":
+            detail = f"{engine.engine} runs on NVIDIA only"
+            yield Miss("engine", f"{accelerator.name} under {engine.engine}", detail, 0.0, 0)
+            continue
+        yield from _on(question, accelerator, engine)
+
+
+def _on(question: Question, accelerator: Accelerator, engine: EngineMemory) -> Iterator[Candidate | Miss]:
+    model = question.model
+    options, caches = weight_options(question, accelerator), kv_options(question, accelerator)
+    domain = accelerator.scale_up.domain or accelerator.devices_per_node
+    even = engine.engine != "shoal"
+    limit = min(question.replica_limit, question.max_devices or question.replica_limit)
+    for layout in shapes(model, accelerator, limit):
+        where = f"{layout.label()} on {accelerator.name}"
+        if layout.world > domain and accelerator.nic is None:
+            detail = f"no network between servers is known for {accelerator.name}"
+            yield Miss("no link", where, detail, layout.world, layout.world)
+            continue
+        for weights in options:
+            problem = _problem(model, layout, even, weights.method)
+            if problem is not None:
+                yield Miss("invalid layout", where, problem.message, layout.world, layout.world)
+                continue
+            for kv_dtype in caches:
+                yield _held(question, accelerator, engine, weights, kv_dtype, layout)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _problem(model: ModelSpec, layout: Layout, even: bool, method: str | None) -> LayoutProblem | None:
+    from shoal.specs.quantization import quantization
+
+    problems = layout.problems(model, even, None if method is None else quantization(method))
+    return problems[0] if problems else None
+
+
+def _held(
+    question: Question,
+    accelerator: Accelerator,
+    engine: EngineMemory,
+    weights: WeightOption,
+    kv_dtype: str,
+    layout: Layout,
+) -> Candidate | Miss:
+    size = accelerator.device_bytes
+    memory = replica_memory(
+        question.model, layout, size, engine, quantization=weights.method, kv_dtype=kv_dtype
+    )
+    worst = memory.worst
+    label = f"{layout.label()} on {accelerator.name} ({weights.name} weights, {kv_dtype} cache)"
+    if worst.weights > size:
+        detail = f"{worst.weights / 1e9:,.0f} GB of weights a device, of {size / 1e9:,.0f} GB"
+        return Miss("weights do not fit", label, detail, worst.weights / size, layout.world)
+    if worst.kv_room <= 0:
+        detail = f"weights, activations and engine leave {worst.kv_room / 1e9:,.1f} GB a device"
+        return Miss("no room for KV", label, detail, -worst.kv_room / size, layout.world)
+    longest = question.workload.longest_context
+    if memory.max_batch(longest) < 1:
+        holds = memory.max_context(layout.dp)
+        detail = f"{holds:,.0f} tokens of KV, of {longest:,.0f} that the longest request takes"
+        return Miss("context does not fit", label, detail, longest / max(holds, 1.0), layout.world)
+    batch = memory.max_batch(question.held_tokens)
+    sequences, _ = engine.defaults(size)
+    return Candidate(
+        accelerator, engine, weights, kv_dtype, layout, worst.kv_room, batch, min(batch, sequences * layout.dp)
+    )

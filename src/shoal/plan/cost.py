@@ -1,0 +1,134 @@
+"""What a design costs and draws, and which designs are too close to call.
+
+A question asks for so many tokens a second at its peak: that demand, not what a design could do, is what its dollars
+are divided by. The interval of a cost is that of the devices needed when everything is as quick, or as slow, as the
+predictions' intervals allow.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from shoal.plan.calc import cost_per_million
+from shoal.plan.designs import Cost, Design, Energy, Ranked
+from shoal.plan.question import Question
+from shoal.plan.step_time import Estimate
+from shoal.specs.hardware import Accelerator
+
+PRICE_SPREAD = 0.03
+"""Published prices are rounded to about this share: no cost is known better."""
+
+
+def demand(question: Question, achieved: float) -> float:
+    """Output tokens a second asked for at the peak.
+
+    From the rate of requests where it is given; else from users who each get exactly the targets; else, without a
+    target for TPOT, what the design achieves (`achieved`).
+    """
+    load, slo = question.workload, question.slo
+    if load.rate is not None:
+        return load.rate * load.output.mean
+    if slo.tpot is None or load.users is None:
+        return achieved
+    seconds = (slo.ttft or 0.0) + max(load.output.mean - 1.0, 0.0) * slo.tpot
+    return min(achieved, load.users * load.output.mean / seconds) if seconds > 0 else achieved
+
+
+def bill(
+    question: Question, accelerator: Accelerator, devices: int, asked: float, needed: tuple[int, int, int],
+    at_capacity: float,
+) -> tuple[Cost | None, Energy | None]:  # fmt: skip
+    """Cost and energy of `devices`, where price and power are known.
+
+    Args:
+        asked: output tokens a second at the peak, see `demand`.
+        needed: devices without spares at the quick end, as estimated, and at the slow end.
+        at_capacity: output tokens a second that the devices deliver when full.
+    """
+    price, watts = accelerator.price(question.basis), accelerator.watts
+    load = question.workload
+    energy = None
+    if watts is not None:
+        energy = Energy(devices * watts / 1e3, devices * watts / (asked / load.peak_to_mean * 3600) * 1e6)
+    if price is None:
+        return None, energy
+    million = cost_per_million(devices, price, asked, 1.0 / load.peak_to_mean)
+    quick, mean, slow = needed
+    low = million * min(quick / mean, 1.0 - PRICE_SPREAD)
+    high = million * max(slow / mean, 1.0 + PRICE_SPREAD)
+    share = load.output.mean / (load.input.mean + load.output.mean)
+    cost = Cost(
+        per_hour=devices * price,
+        per_million_output=Estimate(million, low, high),
+        per_million_tokens=Estimate(million * share, low * share, high * share),
+        at_capacity=cost_per_million(devices, price, at_capacity),
+    )
+    return cost, energy
+
+
+def _key(design: Design) -> float:
+    """What designs are ranked by: dollars a million tokens, or devices where there is no price."""
+    return design.cost.per_million_output.mean if design.cost else float(design.devices)
+
+
+def _low_high(design: Design) -> tuple[float, float]:
+    if design.cost is not None:
+        return design.cost.per_million_output.low, design.cost.per_million_output.high
+    return float(min(design.needed[0], design.devices)), float(max(design.needed[2], design.devices))
+
+
+def _smallest(design: Design) -> tuple[object, ...]:
+    """Of designs too close to call: one pool before two, then fewest devices, then the lowest rung, then the least
+    converted, then the cheapest."""
+    weights = design.weights
+    lossy = 0 if weights.native else 1 if weights.bits >= 6 else 2
+    narrow_cache = design.kv_dtype not in ("bf16", "fp32")
+    return (design.split, design.devices, design.rung, lossy, narrow_cache, _key(design), design.name)
+
+
+def too_close(one: Design, other: Design) -> bool:
+    """Whether each one's estimate lies inside the other's interval, so that neither is known to be cheaper."""
+    (low, high), (other_low, other_high) = _low_high(one), _low_high(other)
+    return low <= _key(other) <= high and other_low <= _key(one) <= other_high
+
+
+def rank(designs: Iterable[Design]) -> tuple[Ranked, ...]:
+    """Best first, in groups of designs too close to call; those without a price after all others."""
+    ranked: list[Ranked] = []
+    group = 0
+    found = list(designs)
+    for pool in ([d for d in found if d.cost is not None], [d for d in found if d.cost is None]):
+        pool.sort(key=_key)
+        keys = np.array([_key(d) for d in pool])
+        ends = np.array([_low_high(d) for d in pool]).reshape(-1, 2)
+        waiting = np.ones(len(pool), dtype=bool)
+        while waiting.any():
+            group += 1
+            lead = int(waiting.argmax())
+            tied = waiting & (keys >= ends[lead, 0]) & (keys <= ends[lead, 1])
+            tied &= (ends[:, 0] <= keys[lead]) & (ends[:, 1] >= keys[lead])
+            tied[lead] = True
+            waiting &= ~tied
+            ranked += [Ranked(group, d) for d in sorted((pool[i] for i in np.flatnonzero(tied)), key=_smallest)]
+    return tuple(ranked)
+
+
+def distinct(ranked: Sequence[Ranked], count: int) -> list[Ranked]:
+    """The first `count` that differ in accelerator, in number of devices or in rung: a table that says something."""
+    seen: set[tuple[str, int, int, bool]] = set()
+    chosen: list[Ranked] = []
+    for entry in ranked:
+        d = entry.design
+        key = (d.accelerator.name, d.devices, d.rung, d.weights.native)
+        if key not in seen:
+            seen.add(key)
+            chosen.append(entry)
+        if len(chosen) == count:
+            break
+    return chosen
+
+
+def whole(value: float) -> int:
+    """A count that may have come out infinite, kept finite."""
+    return int(min(value, 1e9)) if not math.isnan(value) else int(1e9)

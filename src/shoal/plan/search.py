@@ -1,0 +1,249 @@
+"""The search: every layout that could be, through the memory gate, sized for the traffic, priced and ranked.
+
+    plan = search(Question(model, workload, slo, accelerators, engines))
+
+Nothing is pruned but what cannot serve: a layout drops out because a rule, its memory or a target says so, and the
+plan counts them all.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from shoal.plan.candidates import Candidate, Miss, gate
+from shoal.plan.cost import bill, demand, rank, whole
+from shoal.plan.designs import BestPossible, Design, FrontPoint, Limit, Plan, Rejection
+from shoal.plan.question import Question
+from shoal.plan.sizing import (
+    Array,
+    Bench,
+    Capacity,
+    Grid,
+    Times,
+    capacity,
+    grid,
+    load_of_replica,
+    replicas_needed,
+)
+from shoal.plan.splitting import split_designs
+from shoal.plan.step_time import Estimate
+from shoal.plan.work import model_work
+
+FRONTS = 60
+"""Best designs that carry their own curve of throughput against speed."""
+
+
+def search(question: Question) -> Plan:
+    """The whole answer to a question. Raises `SpecError` for one that makes no sense."""
+    held: list[Candidate] = []
+    missed: list[Miss] = []
+    for found in gate(question):
+        (held if isinstance(found, Candidate) else missed).append(found)  # type: ignore[arg-type]
+    considered = len(held) + len(missed)
+    if not held:
+        return Plan(question, (), _rejections(missed), (), considered, _no_memory(question, missed))
+    bench = Bench(question, held, model_work(question.model))
+    measured = grid(bench)
+    ends = {end: capacity(question, measured, end) for end in ("mean", "low", "high")}
+    designs, late = ([], []) if question.split == "only" else _aggregated(bench, measured, ends)
+    if question.split != "never":
+        designs += split_designs(bench, measured)
+    missed += late
+    ranked = list(rank(designs))
+    places = {_identity(c): index for index, c in enumerate(held)}
+    for place, entry in enumerate(ranked[:FRONTS]):
+        ranked[place] = replace(entry, design=_with_front(question, entry.design, places, held, measured))
+    impossible = None if ranked else _impossible(question, bench, measured, late)
+    front = _front(question, held, measured)
+    return Plan(question, tuple(ranked), _rejections(missed), front, considered, impossible)
+
+
+def _aggregated(bench: Bench, measured: Grid, ends: dict[str, Capacity]) -> tuple[list[Design], list[Miss]]:
+    """Designs without a split, and what the targets turned down."""
+    question = bench.question
+    sized_by = ends["high" if question.assurance == "high" else "mean"]
+    needed = replicas_needed(question, sized_by)
+    total = np.where(np.isfinite(needed), needed + question.spares, 1.0)
+    load = load_of_replica(question, measured, total)
+    alive = np.flatnonzero(np.isfinite(needed))
+    missed = [_target_miss(question, c, measured, i) for i, c in enumerate(bench.candidates) if not np.isfinite(needed[i])]
+    if not len(alive):
+        return [], missed
+    times = bench.evaluate(alive, load[alive])
+    others = {end: replicas_needed(question, ends[end]) for end in ("low", "high")}
+    designs: list[Design] = []
+    for at, index in enumerate(alive):
+        c = bench.candidates[index]
+        devices = int(total[index]) * c.layout.world
+        if question.max_devices is not None and devices > question.max_devices:
+            detail = f"{devices} devices, of {question.max_devices} that there are"
+            missed.append(Miss("devices", c.label, detail, devices / question.max_devices, devices))
+            continue
+        spread = tuple(float(others[end][index]) for end in ("low", "high"))
+        designs.append(
+            _design(question, c, int(index), at, int(needed[index]), spread, load, times, sized_by, ends["high"])
+        )
+    return designs, missed
+
+
+def _design(
+    question: Question, c: Candidate, index: int, at: int, needed: int, spread: tuple[float, ...],
+    load: Array, times: Times, sized: Capacity, high: Capacity,
+) -> Design:  # fmt: skip
+    world, replicas = c.layout.world, needed + question.spares
+    ttft, tpot = estimates(times, at)
+    output = question.workload.output.mean
+    users = float(load[index]) * replicas
+    if question.workload.users is not None and question.workload.rate is None:
+        users = question.workload.users
+    speed = Estimate(*(users * output / (t + (output - 1) * p) for t, p in (
+        (ttft.mean, tpot.mean), (ttft.high, tpot.high), (ttft.low, tpot.low))))  # fmt: skip
+    slow = spread[1] if np.isfinite(spread[1]) else needed * tpot.high / tpot.mean
+    range_ = (whole(min(spread[0], needed)) * world, needed * world, whole(max(slow, needed)) * world)
+    asked = demand(question, speed.mean)
+    full = max(speed.mean, float(sized.rate[index]) * output * replicas)
+    cost, energy = bill(question, c.accelerator, replicas * world, asked, range_, full)
+    return Design(
+        accelerator=c.accelerator, engine=c.engine.engine, engine_since=c.engine.since, weights=c.weights,
+        kv_dtype=c.kv_dtype, layout=c.layout, replicas=replicas, spares=question.spares, prefill=None,
+        prefill_replicas=0, load=float(load[index]), capacity=int(sized.requests[index]),
+        limit=limit_of(question, c, sized, index), memory_batch=c.batch, ttft=ttft, tpot=tpot,
+        tokens_per_second=speed, demand=asked, front=(), needed=range_, cost=cost, energy=energy,
+        sure=bool(high.requests[index] >= 1) and _sure(question, ttft, tpot),
+    )  # fmt: skip
+
+
+def estimates(times: Times, at: int) -> tuple[Estimate, Estimate]:
+    """(TTFT, TPOT) of one row."""
+    return (
+        Estimate(float(times.ttft[at]), float(times.ttft_low[at]), float(times.ttft_high[at])),
+        Estimate(float(times.tpot[at]), float(times.tpot_low[at]), float(times.tpot_high[at])),
+    )
+
+
+def _sure(question: Question, ttft: Estimate, tpot: Estimate) -> bool:
+    slo = question.slo
+    return (slo.ttft is None or ttft.high <= slo.ttft) and (slo.tpot is None or tpot.high <= slo.tpot)
+
+
+def limit_of(question: Question, c: Candidate, sized: Capacity, index: int) -> Limit:
+    """What ends a replica's capacity."""
+    tight = str(sized.tight[index])
+    if tight:
+        return "ttft" if tight == "ttft" else "tpot"
+    users = question.workload.users
+    if users is not None and c.largest * (1 - question.headroom) >= users:
+        return "traffic"
+    return "memory" if c.largest == c.batch else "engine"
+
+
+def _identity(c: Candidate | Design) -> tuple[object, ...]:
+    return c.layout, c.accelerator.name, c.weights, c.kv_dtype
+
+
+def _with_front(
+    question: Question, design: Design, places: dict[tuple[object, ...], int], held: Sequence[Candidate], measured: Grid
+) -> Design:
+    index = places[_identity(design)]
+    user, device = _curve(question, held[index : index + 1], _rows(measured, slice(index, index + 1)))
+    return replace(design, front=tuple(zip(user[0].tolist(), device[0].tolist(), strict=True)))
+
+
+def _rows(measured: Grid, rows: slice) -> Grid:
+    times = Times(*(getattr(measured.times, name)[rows] for name in Times.__slots__))
+    return Grid(measured.load[rows], times)
+
+
+def _curve(question: Question, held: Sequence[Candidate], measured: Grid) -> tuple[Array, Array]:
+    """(tok/s/user, tok/s/device) of every candidate at every load."""
+    output = question.workload.output.mean
+    world = np.array([float(c.layout.world) for c in held])[:, None]
+    taken = measured.times.ttft + (output - 1.0) * measured.times.tpot
+    return 1.0 / measured.times.tpot, measured.load * output / taken / world
+
+
+def _front(question: Question, held: Sequence[Candidate], measured: Grid) -> tuple[FrontPoint, ...]:
+    user, device = (values.ravel() for values in _curve(question, held, measured))
+    best, points = -1.0, []
+    for index in np.lexsort((-device, -user)):
+        if device[index] > best * 1.005:
+            c = held[int(index) // measured.load.shape[1]]
+            best = float(device[index])
+            points.append(FrontPoint(float(user[index]), best, c.label, c.accelerator.name))
+    return tuple(points)
+
+
+def _target_miss(question: Question, c: Candidate, measured: Grid, index: int) -> Miss:
+    slo = question.slo
+    ttft, tpot = float(measured.times.ttft[index, 0]), float(measured.times.tpot[index, 0])
+    if slo.tpot is not None and tpot > slo.tpot:
+        detail = f"{tpot * 1e3:,.1f} ms a token with one request alone, of {slo.tpot * 1e3:g} ms allowed"
+        return Miss("TPOT", c.label, detail, tpot / slo.tpot, c.layout.world)
+    if slo.ttft is not None and ttft > slo.ttft:
+        detail = f"{ttft:,.2f} s to the first token with one request alone, of {slo.ttft:g} s allowed"
+        return Miss("TTFT", c.label, detail, ttft / slo.ttft, c.layout.world)
+    detail = "the upper end of its interval misses a target even with one request alone"
+    return Miss("TTFT" if slo.tpot is None else "TPOT", c.label, detail, 1.0, c.layout.world)
+
+
+def _rejections(missed: Sequence[Miss]) -> tuple[Rejection, ...]:
+    """One entry a reason, with the nearest miss."""
+    reasons: dict[str, list[Miss]] = {}
+    for miss in missed:
+        reasons.setdefault(miss.reason, []).append(miss)
+    found = []
+    for group in reasons.values():
+        nearest = min(group, key=lambda miss: (miss.short, miss.devices, miss.label))
+        found.append(Rejection(nearest.reason, len(group), nearest.label, nearest.detail))
+    return tuple(sorted(found, key=lambda rejection: -rejection.count))
+
+
+def _no_memory(question: Question, missed: Sequence[Miss]) -> BestPossible:
+    fitting = [m for m in missed if m.reason in ("weights do not fit", "no room for KV", "context does not fit")]
+    if not fitting:
+        message = missed[0].detail if missed else "no layout to consider"
+        return BestPossible("memory", f"Nothing can run {question.model.name} here: {message}.")
+    nearest = min(fitting, key=lambda m: (m.short, m.devices))
+    where = "" if question.max_devices is None else f" with {question.max_devices} devices at most"
+    message = f"{question.model.name} fits nowhere{where}. Nearest: {nearest.label}: {nearest.detail}."
+    return BestPossible("memory", message)
+
+
+def _impossible(question: Question, bench: Bench, measured: Grid, missed: Sequence[Miss]) -> BestPossible:
+    """Which target nothing meets, and the best that can be had."""
+    slo, times = question.slo, measured.times
+    first, token = times.ttft[:, 0], times.tpot[:, 0]
+    quickest, steadiest = int(first.argmin()), int(token.argmin())
+    least = min(c.layout.world for c in bench.candidates)
+    ttft = Estimate(*(float(v[quickest, 0]) for v in (times.ttft, times.ttft_low, times.ttft_high)))
+    tpot = Estimate(*(float(v[steadiest, 0]) for v in (times.tpot, times.tpot_low, times.tpot_high)))
+    no_ttft = slo.ttft is not None and ttft.mean > slo.ttft
+    no_tpot = slo.tpot is not None and tpot.mean > slo.tpot
+    parts = []
+    if no_tpot:
+        floor = float(bench.work.dense_bytes[steadiest] / bench.work.bandwidth[steadiest])
+        parts.append(
+            f"TPOT {slo.tpot * 1e3:g} ms is impossible: the best is {tpot.mean * 1e3:.3g} ms "  # type: ignore[operator]
+            f"({tpot.low * 1e3:.3g} to {tpot.high * 1e3:.3g}), by {bench.candidates[steadiest].label} with one request; "
+            f"reading its share of the weights alone takes {floor * 1e3:.2g} ms"
+        )
+    if no_ttft:
+        parts.append(
+            f"TTFT {slo.ttft:g} s is impossible: the best is {ttft.mean:.3g} s ({ttft.low:.3g} to {ttft.high:.3g}), "
+            f"by {bench.candidates[quickest].label} with one request"
+        )
+    what = "both" if no_tpot and no_ttft else "tpot" if no_tpot else "ttft"
+    if not parts and any(miss.reason == "devices" for miss in missed):
+        few = min((m for m in missed if m.reason == "devices"), key=lambda m: m.devices)
+        what = "devices"
+        parts.append(f"the traffic needs {few.devices} devices ({few.label}), and there are {question.max_devices}")
+    if not parts:
+        what = "both"
+        parts.append(
+            "each target can be met, but not both by one design: "
+            f"TTFT {ttft.mean:.3g} s by {bench.candidates[quickest].label}, "
+            f"TPOT {tpot.mean * 1e3:.3g} ms by {bench.candidates[steadiest].label}"
+        )
+    labels = bench.candidates[quickest].label, bench.candidates[steadiest].label
+    return BestPossible(what, "; ".join(parts) + ".", ttft, labels[0], tpot, labels[1], least)  # type: ignore[arg-type]
