@@ -86,6 +86,16 @@ class PoolWork:
     tp: Real
     span: Real
     """Ranks that take part in the FFN's collective."""
+    tp_doublings: Real
+    """log₂ of the ranks beyond two, 0 for one or two."""
+    span_doublings: Real
+    tp_away: Real
+    """(n−1)/n: the part of a message that leaves the rank."""
+    span_away: Real
+    fan: Real
+    """Ranks that a token's experts are at, at most."""
+    exchanges: Real
+    """1 where experts are reached by dispatch and combine, 0 where by all-reduce."""
     far: Real
     """1 where that collective leaves the scale-up domain, else 0."""
     attention_dp: Real
@@ -125,9 +135,16 @@ def pool_work(
         bandwidth=accelerator.bandwidth, memory=accelerator.device_bytes,
         weight_bytes=(attention_bytes + dense_bytes + routed + (head + embed) / stage) / pp,
         link=accelerator.scale_up.bandwidth, far_link=nic, tp=float(tp), span=float(span),
+        tp_doublings=_doublings(tp), span_doublings=_doublings(span), tp_away=1.0 - 1.0 / tp,
+        span_away=1.0 - 1.0 / span, fan=float(min(model.top_k, span)),
+        exchanges=1.0 if layout.dp > 1 and model.top_k else 0.0,
         far=1.0 if span > domain else 0.0, attention_dp=float(layout.dp), ep=float(layout.ep), pp=float(pp),
         devices=float(layout.world),
     )  # fmt: skip
+
+
+def _doublings(ranks: int) -> float:
+    return max(math.log2(ranks) - 1.0, 0.0)
 
 
 def cache_room(work: PoolWork, utilization: float = _UTILIZATION) -> Real:

@@ -112,10 +112,11 @@ class Bundle:
         self._weights = 1 << np.arange(depth, dtype=np.intp)
         self._offsets = np.arange(len(trees), dtype=np.intp) << depth
         sizes = [len(ensemble.trees) for ensemble in ensembles]
-        self._slices = [slice(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(len(sizes))]
+        owner = np.repeat(np.arange(len(sizes)), sizes)
+        self._owned = (owner == np.arange(len(sizes))[:, None]).astype(float)
 
     def one(self, row: npt.NDArray[np.float64]) -> list[float]:
         """Each ensemble's answer for one case, `row` [features]."""
         leaf = (row[self._features] > self._thresholds) @ self._weights
-        answers = self._leaves[leaf + self._offsets]
-        return [float(answers[part].sum()) for part in self._slices]
+        found: list[float] = (self._owned @ self._leaves[leaf + self._offsets]).tolist()
+        return found

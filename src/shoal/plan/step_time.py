@@ -13,8 +13,6 @@ from shoal.plan.numeric import ARRAY, SCALAR, Ops, Real, soft_max
 from shoal.plan.pool_work import PoolWork
 from shoal.specs.errors import SpecError
 
-LOG2 = 0.6931471805599453
-
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -73,28 +71,23 @@ class Terms:
         return max(names, key=lambda name: float(getattr(self, name)))
 
 
-def _reduce(work: PoolWork, k: Constants, ranks: Real, size: Real, share: Real, ops: Ops) -> Real:
-    """One all-reduce of `size` bytes: a latency that grows with log₂ ranks, and 2(n−1)/n·S over the link."""
-    doublings = ops.maximum(ops.log(ranks) / LOG2 - 1.0, 0.0)
-    latency = k.reduce_latency * (1.0 + k.reduce_growth * doublings)
-    spent = latency + 2.0 * size * (1.0 - 1.0 / ranks) / (work.link * share)
-    return ops.where(ranks > 1.5, spent, 0.0)
-
-
 def _communication(work: PoolWork, k: Constants, tokens: Real, share: Real, ops: Ops) -> Real:
-    """Seconds of a pass's collectives; `tokens` rows on each attention rank."""
+    """Seconds of a pass's collectives; `tokens` rows on each attention rank.
+
+    An all-reduce has a latency that grows with log₂ of the ranks, and moves 2(n−1)/n of its bytes over the link.
+    With attention data parallelism, experts are reached by dispatch in fp8 and combine in bf16 instead: k·h·(1 + 2)
+    bytes a token, of which 1/n stays at home.
+    """
     row = tokens * work.hidden * 2.0
-    attention = _reduce(work, k, work.tp, row, share, ops)
-    reduced = _reduce(work, k, work.span, row, share, ops)
-    fan = ops.minimum(work.top_k, work.span)
-    latency = k.reduce_latency * (1.0 + k.reduce_growth * ops.maximum(ops.log(work.span) / LOG2 - 1.0, 0.0))
-    # Dispatch in fp8, combine in bf16: k·h·(1 + 2) bytes a token, of which 1/n stays at home.
-    exchanged = 2.0 * latency + 3.0 * tokens * fan * work.hidden * (1.0 - 1.0 / work.span) / (work.link * share)
-    ffn = ops.where((work.attention_dp > 1.5) & (work.moe_layers > 0), exchanged, reduced)
-    near = work.layers * (attention + ffn)
-    boundary = (work.pp - 1.0) * (k.far_latency + row / work.far_link)
-    away = work.far * 2.0 * work.layers * (k.far_latency + row / work.far_link)
-    return near + away + boundary
+    pace = work.link * share
+    attention = k.reduce_latency * (1.0 + k.reduce_growth * work.tp_doublings) + 2.0 * row * work.tp_away / pace
+    latency = k.reduce_latency * (1.0 + k.reduce_growth * work.span_doublings)
+    reduced = latency + 2.0 * row * work.span_away / pace
+    exchanged = 2.0 * latency + 1.5 * row * work.fan * work.span_away / pace
+    ffn = ops.where(work.exchanges > 0.5, exchanged, reduced)
+    near = work.layers * (ops.where(work.tp > 1.5, attention, 0.0) + ops.where(work.span > 1.5, ffn, 0.0))
+    hop = k.far_latency + row / work.far_link
+    return near + (work.pp - 1.0 + work.far * 2.0 * work.layers) * hop
 
 
 def _experts(work: PoolWork, k: Constants, tokens: Real, rate: Real, ops: Ops) -> Real:
