@@ -94,7 +94,9 @@ def read_rows(path: Path, models: ModelLookup, accelerators: AcceleratorLookup) 
             reader = csv.DictReader(handle)
             missing = [name for name in REQUIRED if name not in (reader.fieldnames or ())]
             if missing:
-                raise SpecError(f"{path}: columns", ", ".join(reader.fieldnames or ()), f"and {', '.join(missing)}")
+                raise SpecError(
+                    f"{path}: columns", ", ".join(reader.fieldnames or ()), f"a header with {', '.join(missing)}"
+                )
             records = [_Record(str(path), reader.line_num, _texts(values)) for values in reader]
     except FileNotFoundError:
         raise SpecError("rows", str(path), "a CSV file that exists") from None
