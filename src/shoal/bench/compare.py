@@ -1,7 +1,8 @@
 """Two endpoints or configurations side by side in one run: short rounds in the order AB BA AB …, ratios by pair.
 
 What drifts slowly (heat, neighbours on the machine) hits both sides of a round alike and leaves their ratio alone.
-Both sides get the same prompts in a round, and new ones in the next.
+Both sides get prompts of the same lengths at the same times in a round; the contents differ, because both may stand
+before the same cache.
 """
 
 from collections.abc import Awaitable, Callable, Sequence

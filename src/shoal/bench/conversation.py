@@ -13,10 +13,10 @@ _AT_ONCE = 8
 class Contents:
     """Makes the contents of prompts for one target and seed."""
 
-    def __init__(self, target: Target, seed: int) -> None:
+    def __init__(self, target: Target, seed: int, salt: str = "") -> None:
         self.target = target
-        self.ids: IdPrompts | None = target.id_prompts(seed) if target.takes_ids else None
-        self.texts: TextPrompts = target.text_prompts(seed)
+        self.ids: IdPrompts | None = target.id_prompts(f"{seed}:{salt}") if target.takes_ids else None
+        self.texts: TextPrompts = target.text_prompts(f"{seed}:{salt}")
 
     async def prepare(self, load: Load) -> None:
         """Fit all texts before the clock starts, so that no tokenizing disturbs the run. Ids need none of it."""

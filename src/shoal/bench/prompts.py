@@ -33,12 +33,12 @@ _CHUNK = 512
 _TRIES = 6
 
 
-def _seeded(seed: int, key: str, chunk: int) -> np.random.Generator:
+def _seeded(seed: str, key: str, chunk: int) -> np.random.Generator:
     digest = hashlib.blake2b(f"{seed}:{chunk}:{key}".encode(), digest_size=16).digest()
     return np.random.default_rng(int.from_bytes(digest, "little"))
 
 
-def _drawn(seed: int, key: str, count: int, below: int) -> list[int]:
+def _drawn(seed: str, key: str, count: int, below: int) -> list[int]:
     """`count` numbers below `below`; fewer of the same key are the beginning of more."""
     drawn: list[int] = []
     chunk = 0
@@ -51,7 +51,7 @@ def _drawn(seed: int, key: str, count: int, below: int) -> list[int]:
 class IdPrompts:
     """Segments as token ids, of exactly the length asked for."""
 
-    def __init__(self, seed: int, pool: Sequence[int]) -> None:
+    def __init__(self, seed: str, pool: Sequence[int]) -> None:
         self._seed = seed
         self._pool = tuple(sorted(set(pool)))
 
@@ -63,7 +63,7 @@ class IdPrompts:
 class TextPrompts:
     """Segments as text of as nearly the length asked for as the tokenizer lets a text be."""
 
-    def __init__(self, seed: int, count: CountTokens | None) -> None:
+    def __init__(self, seed: str, count: CountTokens | None) -> None:
         self._seed = seed
         self._count = count
         self._letters_per_token = 5.0

@@ -12,6 +12,7 @@ from shoal.bench.conversation import Contents, Conversation
 from shoal.bench.load import Load, Session, Turn
 from shoal.bench.records import Phase, Record
 from shoal.bench.target import Reply, Target
+from shoal.bench.window import Window
 from shoal.policy.outcomes import Outcome
 from shoal.specs.errors import SpecError
 
@@ -21,7 +22,9 @@ class RunOptions:
     """How a load is run."""
 
     requests: int | None = None
-    """Measured requests of a closed loop; None: as many as the load has, less the warm-up."""
+    """Measured requests of a closed loop; None: as many as fit, of the load or of `seconds`."""
+    seconds: float | None = None
+    """How long a closed loop begins measured requests."""
     concurrency: int | None = None
     """A closed loop of that many requests in flight; None: an open loop."""
     warmup: int = 0
@@ -29,6 +32,8 @@ class RunOptions:
     deadline: float = 600.0
     """Seconds for one request."""
     seed: int = 0
+    salt: str = ""
+    """Changes the contents of all prompts and nothing else: a new salt finds no prompt in the server's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,9 @@ class RunResult:
 class Progress(Protocol):
     """Told how far a run is."""
 
-    def begin(self, label: str, total: int) -> None: ...
+    def begin(self, label: str, total: int | None) -> None:
+        """A run of so many requests begins; None: nobody knows."""
+        ...
 
     def advance(self, ok: bool) -> None: ...
 
@@ -67,7 +74,7 @@ class Progress(Protocol):
 class Silent:
     """No progress is shown."""
 
-    def begin(self, label: str, total: int) -> None:
+    def begin(self, label: str, total: int | None) -> None:
         """Nothing."""
 
     def advance(self, ok: bool) -> None:
@@ -103,7 +110,7 @@ class Runner:
 
     async def run(self, load: Load, label: str = "") -> RunResult:
         """Run it to its end, or until `stop`. Every request ends by its deadline, so this does."""
-        contents = Contents(self._target, self._options.seed)
+        contents = Contents(self._target, self._options.seed, self._options.salt)
         await contents.prepare(load)
         state = _State(time.perf_counter())
         if self._options.concurrency is None:
@@ -156,10 +163,12 @@ class Runner:
         self, load: Load, contents: Contents, state: _State, concurrency: int, label: str
     ) -> RunResult:
         warmup = self._options.warmup
-        wanted = self._options.requests or max(1, load.requests - warmup)
-        self._progress.begin(label or load.description, warmup + wanted)
+        seconds, wanted = self._options.seconds, self._options.requests
+        if wanted is None and seconds is None:
+            wanted = max(1, load.requests - warmup)
+        self._progress.begin(label or load.description, None if wanted is None else warmup + wanted)
         sessions = itertools.cycle(enumerate(load.sessions))
-        counts = _Counts(warmup, wanted)
+        counts = Window(warmup, wanted, seconds)
 
         async def user() -> None:
             for number, session in sessions:
@@ -173,7 +182,7 @@ class Runner:
                     due = max(scheduled, state.now()) if not turn.think else scheduled
                     more = t + 1 < len(session.turns)
                     record = await self._request(number, t, turn, conversation, body, due, phase, state, more)
-                    counts.end(phase)
+                    counts.end(phase, state.now())
                     if not record.ok:
                         # A server that refuses at once must not be hammered.
                         await asyncio.sleep(_AFTER_FAILURE)
@@ -188,8 +197,8 @@ class Runner:
                     if task.done():
                         task.result()
             finally:
-                for task in (done, *tasks):
-                    task.cancel()
+                for ending in (done, *tasks):
+                    ending.cancel()
                 await asyncio.gather(done, *tasks, return_exceptions=True)
 
         finished = await self._unless_stopped(users())
@@ -238,10 +247,10 @@ class Runner:
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
         """Whether the work came to its end before `stop`; cancelled and waited for if not."""
-        task = asyncio.ensure_future(work)
-        stop: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
+        task = asyncio.create_task(work)
+        stop = asyncio.create_task(self._stop.wait())
         try:
-            await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 task.result()
                 return True
@@ -261,35 +270,6 @@ class Runner:
 
 
 _AFTER_FAILURE = 0.05
-
-
-class _Counts:
-    """Which phase a closed loop's next request belongs to."""
-
-    def __init__(self, warmup: int, wanted: int) -> None:
-        self._warmup_left = warmup
-        self._to_begin = wanted
-        self._to_end = wanted
-        self.opened: float | None = None
-        self.finished = asyncio.Event()
-
-    def begin(self, now: float) -> Phase:
-        if self._warmup_left > 0:
-            return Phase.WARMUP
-        if self.opened is None:
-            self.opened = now
-        if self._to_begin > 0:
-            self._to_begin -= 1
-            return Phase.MEASURED
-        return Phase.TAIL
-
-    def end(self, phase: Phase) -> None:
-        if phase is Phase.WARMUP:
-            self._warmup_left -= 1
-        elif phase is Phase.MEASURED:
-            self._to_end -= 1
-            if self._to_end == 0:
-                self.finished.set()
 
 
 async def _until(state: _State, moment: float) -> None:

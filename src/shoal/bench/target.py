@@ -126,10 +126,10 @@ class Target:
         """It has a tokenizer endpoint."""
         return self._tokenize_field is not None
 
-    def id_prompts(self, seed: int) -> IdPrompts:
+    def id_prompts(self, seed: str) -> IdPrompts:
         return IdPrompts(seed, self.token_pool)
 
-    def text_prompts(self, seed: int) -> TextPrompts:
+    def text_prompts(self, seed: str) -> TextPrompts:
         return TextPrompts(seed, self.count if self.counts_tokens else None)
 
     async def count(self, text: str) -> int:

@@ -18,6 +18,7 @@ class Command:
 COMMANDS: Mapping[str, Command] = MappingProxyType(
     {
         "serve": Command("shoal.cli.serve:serve", "Serve a model behind an OpenAI-compatible endpoint"),
+        "bench": Command("shoal.cli.bench:app", "Load an endpoint; latency, goodput, sweep, A/B, reports"),
         "calc": Command("shoal.cli.calc:app", "Calculate: weights, KV cache, fit, bubbles, hand-off, cost"),
         "pull": Command("shoal.cli.pull:pull", "Fetch a model into the cache, checksummed"),
         "doctor": Command(

@@ -78,7 +78,7 @@ def _with_interval(e: Estimate, factor: float, few: bool = False) -> str:
 def number(value: float) -> str:
     """Three or four significant digits, no exponent."""
     size = abs(value)
-    return f"{value:,.0f}" if size >= 1000 else f"{value:.1f}" if size >= 100 else f"{value:.3g}"
+    return f"{value:,.0f}" if size >= 1000 else f"{value:.0f}" if size >= 100 else f"{value:.3g}"
 
 
 def amount(estimate: Estimate, unit: str = "") -> str:

@@ -1,4 +1,4 @@
-"""A report as one HTML page: no script, nothing fetched, readable on a phone, light or dark as the reader has it."""
+"""A report as one HTML page: no script, nothing fetched, readable on a phone, light or dark as its reader is."""
 
 from html import escape
 from pathlib import Path
@@ -15,8 +15,10 @@ th,td{padding:.2rem .7rem .2rem 0;text-align:right;vertical-align:top}
 th:first-child,td:first-child,.plain td{text-align:left}th{color:var(--dim);font-weight:600}
 td{white-space:nowrap}.plain td:last-child{white-space:normal;overflow-wrap:anywhere}
 figure{margin:1rem 0}figcaption{font-weight:600}svg{width:100%;height:auto;max-width:40rem}
-svg text{fill:currentColor;font-size:12px}.grid{stroke:var(--line);stroke-width:.5}.axis{stroke:currentColor;fill:none}
-.mark{stroke:var(--warn);stroke-dasharray:5 4}.warn{color:var(--warn)}.note,dt{color:var(--dim)}dd{margin:0 0 .4rem 1rem}
+svg text{fill:currentColor;font-size:12px}
+.grid{stroke:var(--line);stroke-width:.5}.axis{stroke:currentColor;fill:none}
+.mark{stroke:var(--warn);stroke-dasharray:5 4}
+.warn{color:var(--warn)}.note,dt{color:var(--dim)}dd{margin:0 0 .4rem 1rem}
 pre{overflow-x:auto;padding:.6rem;border:1px solid var(--line);border-radius:4px}
 .partial{background:var(--warn);color:#fff;padding:.2rem .6rem;border-radius:4px}
 """

@@ -1,0 +1,70 @@
+"""Sections of a report on sweeps and comparisons."""
+
+from shoal.bench.compare import Comparison
+from shoal.bench.report.document import Plot, Section, Series, Table, amount, milliseconds, number
+from shoal.bench.stats import Estimate
+from shoal.bench.sweep import Point, SweepResult
+
+
+def sweep_section(title: str, found: SweepResult, text: str = "") -> Section:
+    """The answer, the points it rests on, and goodput over rate."""
+    ordered = sorted(found.points, key=lambda p: p.rate)
+    rows = tuple(_point(p) for p in ordered)
+    header = ("rate/s", "n", "attained %", "goodput/s", "TTFT p99 ms", "TPOT p99 ms", "tokens/s", "")
+    good = tuple((p.rate, p.summary.goodput.value) for p in ordered)
+    plot = Plot("Goodput", "requested rate, 1/s", "requests/s", (Series("", good),))
+    return Section(title, f"{text}. {answer(found)}".lstrip(". "), (Table(header, rows),), (plot,))
+
+
+def answer(found: SweepResult) -> str:
+    """The highest rate that met the objectives, in a sentence."""
+    if found.best is None:
+        return "No rate that was tried met the objectives." if found.points else "No rate was tried to its end."
+    sure = "twice" if found.confirmed else "once, not confirmed"
+    above = f"; {number(found.failing)}/s did not" if found.failing is not None else "; no higher rate failed"
+    return f"The objectives were met at up to {number(found.best)} requests/s ({sure}){above}."
+
+
+def _point(p: Point) -> tuple[str, ...]:
+    s = p.summary
+    verdict = ("met" if p.meets else "missed") + (", close" if p.close else "")
+    share = s.attained
+    low = None if share.low is None else share.low * 100
+    high = None if share.high is None else share.high * 100
+    return (
+        number(p.rate),
+        str(s.requests),
+        amount(Estimate(share.value * 100, low, high)),
+        number(s.goodput.value),
+        "–" if s.ttft is None else milliseconds(s.ttft.at(0.99)),
+        "–" if s.tpot is None else milliseconds(s.tpot.at(0.99)),
+        number(s.output_rate.value),
+        verdict,
+    )
+
+
+def comparison_section(found: Comparison) -> Section:
+    """Ratios B/A by figure, with their verdicts."""
+    rows = tuple(
+        (
+            r.metric,
+            number(r.a * (1e3 if r.unit == "s" else 1)),
+            number(r.b * (1e3 if r.unit == "s" else 1)),
+            amount(r.ratio),
+            "B is " + r.verdict if r.verdict != "too close to call" else r.verdict,
+        )
+        for r in found.ratios
+    )
+    text = (
+        f"{len(found.rounds)} rounds in turned order, the same lengths and times for both sides of a round. Times in ms; "
+        "B/A is the geometric mean of the rounds' ratios with Student's 95 % interval."
+    )
+    series = tuple(
+        Series(
+            side,
+            tuple((float(i + 1), getattr(r, side.lower()).output_rate.value) for i, r in enumerate(found.rounds)),
+        )
+        for side in ("A", "B")
+    )
+    plot = Plot("Output by round", "round", "tokens/s", series)
+    return Section("B against A", text, (Table(("", "A", "B", "B/A", ""), rows),), (plot,))

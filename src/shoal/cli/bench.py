@@ -1,0 +1,327 @@
+"""`shoal bench`: load an OpenAI-compatible endpoint and say what it gave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shoal.cli.bench_options import (
+    Amount,
+    Endpoint,
+    Floor,
+    Goal,
+    LengthsOf,
+    Output,
+    Pace,
+    Trace,
+    UsageError,
+    grouped,
+    reproduction,
+    workload_of,
+)
+
+if TYPE_CHECKING:
+    from shoal.bench.job import Job
+    from shoal.bench.report.document import Report, Section
+    from shoal.bench.run import Progress
+    from shoal.bench.target import Target
+
+Url = Annotated[str, typer.Argument(help="Base URL of an OpenAI-compatible server.")]
+DEFAULT_URL = "http://127.0.0.1:8000"
+INTERRUPTED = 130
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Load an OpenAI-compatible endpoint and say what it gave."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Finished:
+    """What a command hands to the report."""
+
+    title: str
+    targets: Sequence[Target]
+    sections: Sequence[Section]
+    results: object
+    partial: bool
+
+
+@app.command()
+@grouped
+def run(
+    endpoint: Endpoint,
+    lengths: LengthsOf,
+    trace: Trace,
+    amount: Amount,
+    pace: Pace,
+    goal: Goal,
+    floor: Floor,
+    output: Output,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Run one load: --rate (open loop), --concurrency (closed loop) or --trace."""
+
+    async def work(job: Job) -> _Finished:
+        from shoal.bench.target import Target
+        from shoal.bench.workload import workload
+
+        load, options = workload(workload_of(lengths, trace, amount, pace, job.salt))
+        async with await Target.open(endpoint.target(url)) as target:
+            measured = await job.measure(target, load, options, "Result")
+            partial = measured.result.partial
+            return _Finished("Shoal bench", [target], [measured.section], measured.summary, partial)
+
+    _execute(work, goal, floor, output, amount.seed, amount.salt)
+
+
+@app.command()
+@grouped
+def sweep(
+    endpoint: Endpoint,
+    lengths: LengthsOf,
+    trace: Trace,
+    amount: Amount,
+    goal: Goal,
+    floor: Floor,
+    output: Output,
+    url: Url = DEFAULT_URL,
+    start: Annotated[float, typer.Option(help="Rate to begin at, sessions a second.")] = 1.0,
+    tolerance: Annotated[float, typer.Option(help="How near to the limit, as a share.")] = 0.1,
+    points: Annotated[int, typer.Option(min=1, help="At most so many rates.")] = 12,
+) -> None:
+    """Find the highest rate that meets the objectives."""
+    from shoal.bench.sweep import RateSearch
+
+    if goal.ttft is None and goal.tpot is None and goal.e2e is None:
+        raise UsageError("sweep needs an objective: --ttft, --tpot or --e2e, in milliseconds")
+    search = RateSearch(start, tolerance, points)
+
+    async def work(job: Job) -> _Finished:
+        from shoal.bench.summary import Summary
+        from shoal.bench.sweep import sweep as find
+        from shoal.bench.target import Target
+        from shoal.bench.workload import workload
+        from shoal.bench.writeup import sweep_section
+
+        async with await Target.open(endpoint.target(url)) as target:
+            sections: list[Section] = []
+            described = workload_of(lengths, trace, amount, None, job.salt)
+
+            async def probe(rate: float, number: int) -> Summary:
+                load, options = workload(described, rate, f"point{number}")
+                measured = await job.measure(target, load, options, f"{rate:.4g}/s")
+                sections.append(measured.section)
+                return measured.summary
+
+            found = await find(probe, search, job.stopped)
+            answer = sweep_section("The highest rate within objectives", found, f"Objectives: {job.objectives}")
+            return _Finished("Shoal bench: sweep", [target], [answer, *sections], found, found.partial)
+
+    _execute(work, goal, floor, output, amount.seed, amount.salt)
+
+
+@app.command()
+@grouped
+def compare(
+    endpoint: Endpoint,
+    lengths: LengthsOf,
+    trace: Trace,
+    amount: Amount,
+    pace: Pace,
+    goal: Goal,
+    floor: Floor,
+    output: Output,
+    url_a: Annotated[str, typer.Argument(help="Base URL of A.")],
+    url_b: Annotated[str, typer.Argument(help="Base URL of B; may be A's.")],
+    rounds: Annotated[int, typer.Option(min=1, help="Pairs of runs; each is --requests long.")] = 6,
+    model_b: Annotated[str | None, typer.Option(help="B's model name, if it is another.")] = None,
+    extra_body_b: Annotated[str | None, typer.Option(help="JSON fields for B's requests only.")] = None,
+) -> None:
+    """Compare two endpoints or configurations, interleaved in one run."""
+
+    async def work(job: Job) -> _Finished:
+        from shoal.bench.compare import Side
+        from shoal.bench.compare import compare as interleave
+        from shoal.bench.summary import Summary
+        from shoal.bench.target import Target
+        from shoal.bench.workload import workload
+        from shoal.bench.writeup import comparison_section
+
+        async with contextlib.AsyncExitStack() as stack:
+            a = await stack.enter_async_context(await Target.open(endpoint.target(url_a)))
+            b = await stack.enter_async_context(await Target.open(endpoint.target(url_b, model_b, extra_body_b)))
+            sections: list[Section] = []
+            described = workload_of(lengths, trace, amount, pace, job.salt)
+
+            async def side(which: Side, number: int) -> Summary:
+                load, options = workload(described, name=f"round{number}")
+                target = a if which == "A" else b
+                # Contents of its own: both may stand before the same cache.
+                options = replace(options, salt=options.salt + which)
+                measured = await job.measure(target, load, options, f"{which}, round {number + 1}")
+                sections.append(measured.section)
+                return measured.summary
+
+            found = await interleave(side, rounds, job.stopped)
+            every = [comparison_section(found), *sections]
+            return _Finished("Shoal bench: B against A", [a, b], every, found, found.partial)
+
+    _execute(work, goal, floor, output, amount.seed, amount.salt)
+
+
+@app.command()
+@grouped
+def protocol(
+    endpoint: Endpoint,
+    lengths: LengthsOf,
+    goal: Goal,
+    floor: Floor,
+    output: Output,
+    url: Url = DEFAULT_URL,
+    requests: Annotated[int, typer.Option("--requests", "-n", min=6, help="Measured requests a stage.")] = 60,
+    stage_seconds: Annotated[float, typer.Option(min=1, help="Least seconds of a stage with a rate.")] = 20.0,
+    most_users: Annotated[int, typer.Option(min=2, help="Where the ladder of users ends.")] = 64,
+    tolerance: Annotated[float, typer.Option(help="How near to the limit the sweep goes.")] = 0.1,
+    timeout: Annotated[float, typer.Option(help="Seconds for one request.")] = 600.0,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same load.")] = 0,
+    salt: Annotated[
+        str | None, typer.Option(help="Changes the prompts' contents only; default: new each time.")
+    ] = None,
+) -> None:
+    """Run a whole benchmark: one user, more users, the best rate, overload, reuse, interference, drift."""
+
+    async def work(job: Job) -> _Finished:
+        from shoal.bench.protocol import Protocol, ProtocolOptions
+        from shoal.bench.target import Target
+
+        shape = workload_of(lengths, Trace(), Amount()).shape()
+        options = ProtocolOptions(shape, requests, stage_seconds, most_users, tolerance, timeout)
+        async with await Target.open(endpoint.target(url)) as target:
+            stages = Protocol(job, target, options, [], [])
+            await stages.run()
+            return _Finished(
+                "Shoal bench: protocol", [target], stages.sections, tuple(stages.stages), job.stopped()
+            )
+
+    _execute(work, goal, floor, output, seed, salt)
+
+
+def _execute(
+    work: Callable[[Job], Awaitable[_Finished]],
+    goal: Goal,
+    floor: Floor,
+    output: Output,
+    seed: int,
+    salt: str | None,
+) -> None:
+    """Run, show, write; a first Ctrl-C ends the load and shows what there is, a second ends it all."""
+    from rich.console import Console
+
+    from shoal.bench.checks import hardware
+    from shoal.bench.job import Job
+
+    objectives, machine = goal.objectives(), hardware(floor.hardware())
+    with _progress() as progress:
+
+        async def main() -> tuple[Report, object, Job]:
+            # A run after another must not find its prompts in the server's cache, unless that is wanted.
+            job = Job(objectives, machine, asyncio.Event(), progress, seed, salt or secrets.token_hex(4))
+            loop = asyncio.get_running_loop()
+            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                loop.add_signal_handler(signal.SIGINT, _interrupt, job)
+            done = await work(job)
+            command = reproduction(["bench", *_typed()], seed)
+            return job.report(done.title, command, done.targets, done.sections, done.partial), done.results, job
+
+        report, results, job = asyncio.run(main())
+    to_stdout = output.json_file is not None and str(output.json_file) == "-"
+    if not to_stdout:
+        from shoal.bench.report import show
+
+        show(report, Console(highlight=False))
+    _write(output, report, results, job)
+    if report.partial:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _interrupt(job: Job) -> None:
+    job.stop.set()
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+
+
+def _write(output: Output, report: Report, results: object, job: Job) -> None:
+    from shoal.bench.report.files import json_bytes, write_csv, write_json
+    from shoal.bench.report.html import write_html
+
+    path = None
+    try:
+        if (path := output.json_file) is not None:
+            if str(path) == "-":
+                typer.echo(json_bytes(report, results).decode())
+            else:
+                write_json(path, report, results)
+        if (path := output.csv_file) is not None:
+            write_csv(path, job.recorded)
+        if (path := output.html_file) is not None:
+            write_html(path, report)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _typed() -> list[str]:
+    """The arguments after `bench`, as this process got them."""
+    arguments = sys.argv[1:]
+    return arguments[1:] if arguments[:1] == ["bench"] else arguments
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Progress]:
+    """A bar on a terminal's standard error; nothing elsewhere."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    from shoal.bench.run import Silent
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield Silent()
+        return
+    columns: tuple[Any, ...] = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    # Four redraws a second: the bar must not be what the load generator waits for.
+    with Bars(*columns, console=console, refresh_per_second=4, transient=True) as bars:
+        yield _Bar(bars)
+
+
+class _Bar:
+    """Shows the run in progress; failures are counted in its label."""
+
+    def __init__(self, bars: Any) -> None:
+        self._bars = bars
+        self._task: Any = None
+        self._label = ""
+        self._failed = 0
+
+    def begin(self, label: str, total: int | None) -> None:
+        if self._task is not None:
+            self._bars.remove_task(self._task)
+        self._label, self._failed = label[:60], 0
+        self._task = self._bars.add_task(self._label, total=total)
+
+    def advance(self, ok: bool) -> None:
+        self._failed += not ok
+        label = self._label + (f" ({self._failed} failed)" if self._failed else "")
+        self._bars.update(self._task, advance=1, description=label)
