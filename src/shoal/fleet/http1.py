@@ -10,6 +10,7 @@ import contextlib
 import ssl
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -58,8 +59,8 @@ class _Connection(asyncio.Protocol):
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        # No check of its class: uvloop's transports are not asyncio's.
+        self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         if self.complete or self.error is not None:

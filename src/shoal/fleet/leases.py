@@ -35,6 +35,7 @@ class Lease:
     __slots__ = (
         "_ledger",
         "ahead",
+        "counted",
         "decoding",
         "era",
         "first_at",
@@ -79,6 +80,8 @@ class Lease:
         """Pieces of output seen."""
         self.ahead = 0.0
         """Prompt tokens that were waiting there before it, when it was taken."""
+        self.counted = 0
+        """Output tokens that the engine counted, for legs whose output can't be seen coming."""
         self.decoding = False
         """Its prompt is done, or should be."""
         self.era = 0

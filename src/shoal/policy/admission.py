@@ -44,6 +44,8 @@ class Ticket:
     """Lower is served first."""
     prompt_tokens: int
     max_tokens: int
+    lane: str = ""
+    """What it waits for (a model): whoever waits for another one isn't held up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,8 @@ class Admission:
         self.config = config or AdmissionConfig()
         self._served: dict[Key, float] = {}
         """Virtual tokens of keys that wait or were served; the least served goes first."""
-        self._heaps: dict[Key, list[tuple[int, float, int, str]]] = {}
-        """Key → heap of (priority, since, order, ticket id)."""
+        self._heaps: dict[tuple[Key, str], list[tuple[int, float, int, str]]] = {}
+        """Key and lane → heap of (priority, since, order, ticket id)."""
         self._tickets: dict[str, tuple[Ticket, float]] = {}
         self._order = 0
         self._queued_tokens = 0
@@ -104,12 +106,13 @@ class Admission:
         if len(self._tickets) >= self.config.max_queue:
             wait = self._queued_tokens / drain_rate if drain_rate > 0 else 1.0
             return Refusal("queue_full", f"{self.config.max_queue} requests are waiting already", max(1.0, wait))
-        if ticket.key not in self._heaps:
-            self._heaps[ticket.key] = []
+        place = ticket.key, ticket.lane
+        if place not in self._heaps:
+            self._heaps[place] = []
             # Whoever was idle must not have saved up: it starts level with those who are served.
             self._served[ticket.key] = max(self._served.get(ticket.key, 0.0), self._floor())
         self._order += 1
-        heapq.heappush(self._heaps[ticket.key], (ticket.priority, now, self._order, ticket.id))
+        heapq.heappush(self._heaps[place], (ticket.priority, now, self._order, ticket.id))
         self._tickets[ticket.id] = (ticket, now)
         self._queued_tokens += ticket.prompt_tokens
         return None
@@ -119,17 +122,17 @@ class Admission:
         found = self._tickets.pop(ticket_id, None)
         if found is not None:
             self._queued_tokens -= found[0].prompt_tokens
-            self._prune(found[0].key)
+            self._prune((found[0].key, found[0].lane))
 
     def order(self, now: float, limit: int = 1) -> list[Ticket]:
-        """Up to `limit` tickets that are next, each of another key; they stay queued until `admit`."""
+        """Up to `limit` tickets that are next, each of another key or lane; they stay queued until `admit`."""
         ranked = []
-        for key in list(self._heaps):
-            self._prune(key)
-            heap = self._heaps.get(key)
+        for place in list(self._heaps):
+            self._prune(place)
+            heap = self._heaps.get(place)
             if heap:
                 priority, since, order, ticket_id = self._first(heap, now)
-                ranked.append((priority, self._served[key], since, order, ticket_id))
+                ranked.append((priority, self._served[place[0]], since, order, ticket_id))
         ranked.sort()
         return [self._tickets[entry[-1]][0] for entry in ranked[:limit]]
 
@@ -139,7 +142,7 @@ class Admission:
         if self._heaps:
             cost = ticket.prompt_tokens + self.config.output_weight * ticket.max_tokens
             self._served[ticket.key] = self._served.get(ticket.key, self._floor()) + cost
-            self._level = max(self._level, min(self._served[key] for key in self._heaps))
+            self._level = max(self._level, min(self._served[key] for key, _ in self._heaps))
         elif self._served:
             # Nobody waits: history is over.
             self._served.clear()
@@ -150,7 +153,9 @@ class Admission:
         return [t for t, since in self._tickets.values() if now - since > self.config.max_wait]
 
     def _floor(self) -> float:
-        return max(self._level, min((self._served[key] for key in self._heaps if key in self._served), default=0.0))
+        return max(
+            self._level, min((self._served[key] for key, _ in self._heaps if key in self._served), default=0.0)
+        )
 
     def _first(self, heap: list[tuple[int, float, int, str]], now: float) -> tuple[int, float, int, str]:
         top = heap[0]
@@ -159,12 +164,12 @@ class Admission:
             return (-(10**6), *oldest[1:])
         return top
 
-    def _prune(self, key: Key) -> None:
-        heap = self._heaps.get(key)
+    def _prune(self, place: tuple[Key, str]) -> None:
+        heap = self._heaps.get(place)
         while heap and heap[0][3] not in self._tickets:
             heapq.heappop(heap)
         if heap is not None and not heap:
-            del self._heaps[key]
+            del self._heaps[place]
 
 
 def retry_after_header(seconds: float) -> str:

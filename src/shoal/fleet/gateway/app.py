@@ -194,7 +194,12 @@ class Gateway:
         )
         self._count += 1
         ticket = Ticket(
-            f"{record.request_id}#{self._count}", client.name, route.priority, route.prompt_tokens, route.max_tokens
+            f"{record.request_id}#{self._count}",
+            client.name,
+            route.priority,
+            route.prompt_tokens,
+            route.max_tokens,
+            lane=model,
         )
         self._dispatcher.admit(ticket, route)
         return Exchange(

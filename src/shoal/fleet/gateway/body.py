@@ -209,18 +209,18 @@ def _add_blocks(route: RouteRequest, parsed: Parsed) -> None:
         # Without the closing bracket or quote, which the next turn of a conversation doesn't have there.
         data, step = bytes(memoryview(prompt)[:-1]), BLOCK_BYTES
         route.block_tokens = BLOCK_BYTES * route.prompt_tokens / max(1, parsed.prompt_bytes)
-    route.blocks = prefix_chain(seed, data, step)
+    route.blocks, route.tail = prefix_chain(seed, data, step)
 
 
-def prefix_chain(seed: bytes, data: bytes, step: int) -> list[bytes]:
-    """A hash for every full `step` bytes of `data`, each depending on all before it; at most 2048."""
+def prefix_chain(seed: bytes, data: bytes, step: int) -> tuple[list[bytes], bytes]:
+    """A hash for each full `step` bytes of `data`, depending on all before it, at most 2048; and of the rest."""
     blake2b = hashlib.blake2b
     link = blake2b(seed, digest_size=8).digest()
     chain = []
     for at in range(0, min(len(data) - step + 1, step * _MAX_BLOCKS), step):
         link = blake2b(link + data[at : at + step], digest_size=8).digest()
         chain.append(link)
-    return chain
+    return chain, blake2b(link + data[len(chain) * step :][:step] + b"tail", digest_size=8).digest()
 
 
 def with_fields(body: bytes, fields: bytes) -> bytes:

@@ -44,7 +44,8 @@ class Dispatcher:
         self._admission = admission
         self._down_seconds = down_seconds
         self._waiting: dict[str, _Waiting] = {}
-        self._pump_due = False
+        self._lanes: dict[str, int] = {}
+        """Lane → how many wait in it."""
         registry.on_change(lambda name: self.pump())
         registry.on_emptied(router.forget)
 
@@ -61,15 +62,12 @@ class Dispatcher:
     async def acquire(self, ticket: Ticket, request: RouteRequest, *, streams: bool) -> tuple[Decision, Lease]:
         """A decision and its lease. `ApiError` 404, 429 or 503 says why there is none."""
         now = self._registry.clock()
-        answer = self._try(request, streams, now) if not self._waiting else None
+        answer = self._try(request, streams, now) if ticket.lane not in self._lanes else None
         if isinstance(answer, tuple):
             self._admission.admit(ticket)
             return answer
-        if answer is None:
-            # Others wait: no overtaking. Only what can never be served is told so at once.
-            if request.model not in self._registry.models():
-                raise self._no_replica(NoReplica("model", f"no replica serves model {request.model[:200]!r}"), now)
-        elif answer.kind == "model" or (request.excluded and answer.kind == "down"):
+        # None: others wait for the same, and nobody overtakes.
+        if answer is not None and (answer.kind == "model" or (request.excluded and answer.kind == "down")):
             raise self._no_replica(answer, now)
         return await self._wait(ticket, request, streams, answer)
 
@@ -89,6 +87,7 @@ class Dispatcher:
         loop = asyncio.get_running_loop()
         granted: asyncio.Future[tuple[Decision, Lease]] = loop.create_future()
         self._waiting[ticket.id] = _Waiting(request, ticket, streams, granted)
+        self._lanes[ticket.lane] = self._lanes.get(ticket.lane, 0) + 1
         down = because is not None and because.kind == "down"
         limit = self._down_seconds if down else self._admission.config.max_wait
         try:
@@ -110,6 +109,9 @@ class Dispatcher:
         finally:
             self._waiting.pop(ticket.id, None)
             self._admission.leave(ticket.id)
+            self._lanes[ticket.lane] -= 1
+            if not self._lanes[ticket.lane]:
+                del self._lanes[ticket.lane]
         return granted.result()
 
     def pump(self) -> None:

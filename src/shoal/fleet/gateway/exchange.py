@@ -133,17 +133,24 @@ class Exchange:
             return await self._break_off(leg, error, again)
         if not again or self._tries >= self._config.attempts or not self._budget.take(now):
             raise failed(error, outcome)
-        others = [
-            s for s in self._registry.states(now) if s.name != leg.replica.name and self._could(s.models, s.name)
-        ]
-        # With nobody else to ask, the same one is asked again: a reset connection is no reason to give up.
-        self._route.excluded = self._route.excluded | {leg.replica.name} if others else frozenset()
+        others = self._exclude(leg, now)
         if not others and outcome is Outcome.BACKPRESSURE:
             raise failed(error, outcome)
         return False
 
-    def _could(self, models: frozenset[str], name: str) -> bool:
-        return self._route.model in models and name not in self._route.excluded
+    def _exclude(self, leg: Leg, now: float) -> bool:
+        """Don't ask this replica again for this request; False: there is nobody else, so it may be asked again.
+
+        A reset connection is no reason to give up on the only one.
+        """
+        excluded = self._route.excluded | {leg.replica.name}
+        states = self._registry.states(now)
+        others = any(
+            self._route.model in s.models and s.name not in excluded and s.healthy and not s.draining
+            for s in states
+        )
+        self._route.excluded = excluded if others else frozenset()
+        return others
 
     async def _break_off(self, leg: Leg, error: LegFailed | TimeoutError, again: bool) -> bool:
         journal = self._journal
@@ -163,7 +170,7 @@ class Exchange:
         journal.begin_leg()
         self._continuing = True
         self.record.continued += 1
-        self._route.excluded = self._route.excluded | {leg.replica.name}
+        self._exclude(leg, self._clock())
         self._route.max_tokens = max(1, self._route.max_tokens - journal.safe)
         return False
 
@@ -211,6 +218,7 @@ class Exchange:
         if content_type.startswith(b"application/json") and not _closed(body):
             raise LegFailed(Outcome.REPLICA_FAULT, f"replica {leg.replica.name} sent broken JSON")
         self.usage = usage_of(body)
+        leg.lease.counted = self.usage.output if self.usage is not None else 0
         headers = self._headers(leg, content_type or b"application/json")
         headers.append((b"content-length", b"%d" % len(body)))
         if self.usage is not None and (cached := self.usage.cached) is not None:

@@ -1,7 +1,7 @@
 """vLLM's KV events from the wire: `[topic, sequence, msgpack]` messages, in both encodings.
 
 Older engines encode an event as an array that begins with its type's name, newer ones as a map with a `type`. A
-batch is `[timestamp, events, data_parallel_rank]` or a map of these. Fields that this release doesn't know are ignored.
+batch is `[timestamp, events, data_parallel_rank]` or a map of these. Fields this release doesn't know are ignored.
 """
 
 from collections.abc import Sequence

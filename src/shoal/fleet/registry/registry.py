@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from shoal.fleet.leases import Lease, Ledger
 from shoal.fleet.registry.contracts import ReplicaHandle
+from shoal.fleet.registry.rates import Peers
 from shoal.fleet.registry.replica import Replica
 from shoal.policy.breaker import BreakerConfig
 from shoal.policy.outcomes import LegFailed, Outcome
@@ -20,6 +21,7 @@ class Registry:
         self._breaker = breaker or BreakerConfig()
         self._replicas: dict[str, Replica] = {}
         self._states: list[ReplicaState] = []
+        self._peers: dict[tuple[str, str], Peers] = {}
         self._listeners: list[Callable[[str], None]] = []
         self._forgetters: list[Callable[[str], None]] = []
 
@@ -27,7 +29,8 @@ class Registry:
         """A new replica. `healthy=False`: it gets nothing before its first check says that it is ready."""
         if handle.name in self._replicas:
             raise ValueError(f"replica {handle.name!r} exists already; names must differ")
-        replica = Replica(handle, self._breaker, self.clock)
+        peers = self._peers.setdefault((handle.pool, handle.models[0]), Peers())
+        replica = Replica(handle, self._breaker, self.clock, peers)
         replica.state.healthy = healthy
         if not healthy:
             replica.unhealthy_because = "not checked yet"

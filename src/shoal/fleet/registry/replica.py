@@ -6,7 +6,7 @@ from collections.abc import Callable
 from shoal.fleet.http1 import Endpoint
 from shoal.fleet.leases import Lease
 from shoal.fleet.registry.contracts import ReplicaHandle, ReplicaStats
-from shoal.fleet.registry.rates import Rates
+from shoal.fleet.registry.rates import Peers, Rates
 from shoal.policy.breaker import Breaker, BreakerConfig
 from shoal.policy.outcomes import MEANINGS, Outcome
 from shoal.policy.routing.contracts import ReplicaState
@@ -16,13 +16,15 @@ from shoal.policy.routing.trust import Trust
 class Replica:
     """A replica with everything known of it: endpoint, breaker, trust, rates, live load."""
 
-    def __init__(self, handle: ReplicaHandle, breaker: BreakerConfig, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, handle: ReplicaHandle, breaker: BreakerConfig, clock: Callable[[], float], peers: Peers
+    ) -> None:
         self.handle = handle
         self.name = handle.name
         self.endpoint = Endpoint(handle.url, api_key=handle.api_key)
         self.breaker = Breaker(breaker)
         self.trust = Trust()
-        self.rates = Rates()
+        self.rates = Rates(peers)
         self.state = ReplicaState(
             name=handle.name,
             models=frozenset(handle.models),
@@ -92,7 +94,10 @@ class Replica:
             state.decoding -= 1
         else:
             self._own_pending = max(0.0, self._own_pending - lease.uncached)
-        if lease.first_at is not None:
+        if lease.first_at is None and lease.counted:
+            spent = lease.last_at - lease.taken_at
+            self.rates.on_whole(lease.ahead + lease.uncached, lease.counted, spent, running)
+        elif lease.first_at is not None:
             self.rates.on_decoded(lease.tokens - 1, lease.last_at - lease.first_at, running)
         if state.inflight == 0:
             # Sums of floats drift; with nobody here they are known.
@@ -129,6 +134,7 @@ class Replica:
         if stats.kv_capacity_tokens:
             state.kv_capacity_tokens = float(stats.kv_capacity_tokens)
             state.kv_used_tokens = max(self._own_kv, (stats.kv_usage or 0.0) * stats.kv_capacity_tokens)
+        self.rates.age(now)
         state.prefill_rate = self.rates.prefill_rate
         state.decode_seconds = self.rates.decode_seconds
         state.breaker_closed = self.breaker.allows(now)

@@ -19,6 +19,8 @@ class RouteRequest:
     blocks: Sequence[bytes] = ()
     """Prefix chain of the prompt's text or tokens, one hash for `block_tokens` tokens."""
     block_tokens: float = 32.0
+    tail: bytes = b""
+    """Hash of the prompt's rest after the last whole block, given all before it; empty: there is none."""
     text: str = ""
     session: str | None = None
     priority: int = 0
@@ -29,6 +31,8 @@ class RouteRequest:
     pool: str | None = None
     hits: Mapping[str, int] = field(default_factory=dict)
     """Prompt tokens each replica is believed to hold; filled in by the router from its index."""
+    charged: Sequence[float] = ()
+    """Tokens of the blocks from the i-th on, each divided among the prompts that share it; empty: nobody shares."""
 
 
 @dataclass(slots=True)
@@ -113,5 +117,6 @@ class Index(Protocol):
     """Who holds which prefix."""
 
     def hits(self, request: RouteRequest, now: float) -> Mapping[str, int]: ...
+    def charged(self, request: RouteRequest) -> Sequence[float]: ...
     def chosen(self, request: RouteRequest, replica: str, now: float) -> None: ...
     def forget(self, replica: str) -> None: ...

@@ -114,6 +114,10 @@ class ExactIndex:
             found[name] = matched * size
         return found
 
+    def charged(self, request: RouteRequest) -> Sequence[float]:
+        """Events don't say who shares."""
+        return ()
+
     def chosen(self, request: RouteRequest, replica: str, now: float) -> None:
         """Nothing: the engine will say."""
 
@@ -150,6 +154,9 @@ class CombinedIndex:
         for name, hit in self.exact.hits(request, now).items():
             found[name] = max(hit, soon.get(name, 0))
         return found
+
+    def charged(self, request: RouteRequest) -> Sequence[float]:
+        return self.approximate.charged(request)
 
     def chosen(self, request: RouteRequest, replica: str, now: float) -> None:
         self.approximate.chosen(request, replica, now)

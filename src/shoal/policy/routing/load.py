@@ -25,6 +25,27 @@ class Uncached:
         return max(1.0, request.prompt_tokens - hit) / replica.prefill_rate
 
 
+class Prefill:
+    """Like `Uncached`, but what many prompts share is divided among them.
+
+    To compute a shared prefix on one more replica is an investment of all that will use it there. Charged in full
+    to the first, it would never be made, and one replica would get everything that begins alike.
+    """
+
+    name = "prefill"
+    ttft = False
+
+    def seconds(self, request: RouteRequest, replica: ReplicaState, now: float) -> float:
+        charged = request.charged
+        hit = request.hits.get(replica.name, 0) * replica.trust
+        missing = request.prompt_tokens - hit
+        if charged:
+            held = min(len(charged) - 1, int(hit / request.block_tokens + 0.5))
+            whole = (len(charged) - 1 - held) * request.block_tokens
+            missing += charged[held] - whole
+        return max(1.0, missing) / replica.prefill_rate
+
+
 class Decode:
     """What the neighbours add to its own tokens: every running sequence lengthens every step of its output."""
 

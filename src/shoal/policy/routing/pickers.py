@@ -41,7 +41,7 @@ class Least:
     Scores are predictions: within `relative` of the best or `absolute` seconds they are the same.
     """
 
-    def __init__(self, draws: Draws, relative: float = 0.02, absolute: float = 0.0005) -> None:
+    def __init__(self, draws: Draws, relative: float = 0.05, absolute: float = 0.002) -> None:
         self._memory = _Memory(draws)
         self._relative = relative
         self._absolute = absolute

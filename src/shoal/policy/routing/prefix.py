@@ -5,9 +5,57 @@ seconds. What it predicts is checked against what the engine reports (`trust`).
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from shoal.policy.routing.contracts import RouteRequest
+
+
+class Sharing:
+    """How many different prompts go on from a block.
+
+    A prefix that many share (a system prompt) is worth computing on every replica: whoever makes the copy pays
+    once, all that come after profit. A conversation's history is its own, however often it is sent again: from each
+    of its blocks only one goes on, and at most the end of the last turn.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._parent: OrderedDict[bytes, bytes] = OrderedDict()
+        self._children: dict[bytes, int] = {}
+
+    def add(self, blocks: Sequence[bytes], tail: bytes) -> None:
+        """A prompt was seen."""
+        parents, before = self._parent, b""
+        for block in (*blocks, tail) if tail else blocks:
+            if block in parents:
+                parents.move_to_end(block)
+            else:
+                parents[block] = before
+                self._children[before] = self._children.get(before, 0) + 1
+            before = block
+        while len(parents) > self._limit:
+            parent = parents.popitem(last=False)[1]
+            left = self._children[parent] - 1
+            if left:
+                self._children[parent] = left
+            else:
+                del self._children[parent]
+
+    def charged(self, blocks: Sequence[bytes], block_tokens: float) -> Sequence[float]:
+        """Tokens from the i-th block on, for i from 0 to all, each divided by the prompts known to share it."""
+        sharers, total, shared = 1, 0.0, False
+        sums = [0.0]
+        for block in reversed(blocks):
+            # Of two that go on from a block, one is the end of an earlier turn.
+            sharers = max(sharers, self._children.get(block, 0) - 1)
+            shared = shared or sharers > 1
+            total += block_tokens / sharers
+            sums.append(total)
+        sums.reverse()
+        return sums if shared else ()
+
+    def __len__(self) -> int:
+        return len(self._parent)
 
 
 class ApproximateIndex:
@@ -19,6 +67,7 @@ class ApproximateIndex:
         self._limit = blocks_per_replica
         self._ttl = ttl_seconds
         self._held: dict[str, OrderedDict[bytes, float]] = {}
+        self._sharing = Sharing(blocks_per_replica)
 
     def hits(self, request: RouteRequest, now: float) -> Mapping[str, int]:
         """Tokens of the longest chain of blocks from the first on that each replica holds."""
@@ -36,7 +85,12 @@ class ApproximateIndex:
                 found[name] = min(request.prompt_tokens, int(matched * request.block_tokens))
         return found
 
+    def charged(self, request: RouteRequest) -> Sequence[float]:
+        """See `RouteRequest.charged`."""
+        return self._sharing.charged(request.blocks, request.block_tokens)
+
     def chosen(self, request: RouteRequest, replica: str, now: float) -> None:
+        self._sharing.add(request.blocks, request.tail)
         held = self._held.get(replica)
         if held is None:
             held = self._held[replica] = OrderedDict()

@@ -17,7 +17,7 @@ from shoal.policy.routing.contracts import (
 from shoal.policy.routing.draws import Draws
 from shoal.policy.routing.filters import Available, HasSlot, Serves, why_none
 from shoal.policy.routing.kv import CombinedIndex, ExactIndex
-from shoal.policy.routing.load import Decode, KvPressure, Queue, Requests, Uncached
+from shoal.policy.routing.load import Decode, KvPressure, Prefill, Queue, Requests, Uncached
 from shoal.policy.routing.pickers import Least, PowerOfTwo, Random, RoundRobin, Softmax
 from shoal.policy.routing.prefix import ApproximateIndex
 from shoal.policy.routing.session import SessionRing
@@ -74,6 +74,7 @@ class Router:
             return why_none(request, replicas)
         if self.index is not None:
             request.hits = self.index.hits(request, now)
+            request.charged = self.index.charged(request)
         scored = [(sum(s.seconds(request, r, now) for s in self._scorers), r) for r in kept]
         score, replica, why = self._picker.pick(request, scored, now)
         if self.index is not None:
@@ -143,10 +144,10 @@ _BUILDERS: dict[str, _Build] = {
     "power_of_two": lambda c, d: Router((Requests(),), PowerOfTwo(d), name="power_of_two"),
     "session": lambda c, d: Router((Requests(),), SessionRing(d, c.session_bound), name="session"),
     "cache_aware": lambda c, d: Router((), CacheAware(d), name="cache_aware"),
-    "prefix": lambda c, d: Router((Queue(), Uncached()), _least(c, d), _approximate(c), name="prefix"),
+    "prefix": lambda c, d: Router((Queue(), Prefill()), _least(c, d), _approximate(c), name="prefix"),
     "kv": lambda c, d: Router((Queue(), Uncached()), _least(c, d), ExactIndex(), name="kv"),
     "default": lambda c, d: Router(
-        (Queue(), Uncached(), Decode(), KvPressure()), _least(c, d), _combined(c), name="default"
+        (Queue(), Prefill(), Decode(), KvPressure()), _least(c, d), _combined(c), name="default"
     ),
 }
 POLICIES = MappingProxyType(_BUILDERS)
