@@ -45,6 +45,8 @@ from shoal.policy.batching.plan import StepResult
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+WORKER = "shoal.engine.rank:load"
+"""module:function that prepares a rank's worker."""
 LOADING_SECONDS = 3600.0
 """Deadline of the whole start-up: a very large model on a slow disk."""
 _POLL_SECONDS = 0.2
@@ -125,7 +127,7 @@ class ProcessExecutor:
         model_path: Path,
         *,
         cores: int,
-        worker: str = "shoal.engine.rank:load",
+        worker: str | None = None,
     ) -> Self:
         """Start and load all ranks; they are ready for steps when this returns.
 
@@ -134,7 +136,7 @@ class ProcessExecutor:
         """
         executor = cls(options, options.mesh)
         try:
-            executor._launch(model_path, cores, worker)
+            executor._launch(model_path, cores, worker or WORKER)
             executor._load()
         except BaseException:
             executor.close()

@@ -34,7 +34,7 @@ class BeatBoard:
     """The board of `ranks` ranks. Ranks write their own line, the executor reads all."""
 
     def __init__(self, fd: int, ranks: int) -> None:
-        self._memory: mmap.mmap | None = map_segment(fd, self.size(ranks))
+        self._memory = map_segment(fd, self.size(ranks))
         self._words: NDArray[np.uint64] = np.frombuffer(self._memory, np.uint64).reshape(-1, _LINE_WORDS)
 
     @staticmethod
@@ -56,6 +56,11 @@ class BeatBoard:
         if word == 0:
             return None
         return Wait(word >> 32, (word & (_LOCK_STEP - 1)) - 1, bool(word & _LOCK_STEP))
+
+    def close(self) -> None:
+        """Unmap. The executor's only: a rank's collectives write through `watch_word`."""
+        self._words = np.empty((0, _LINE_WORDS), np.uint64)
+        self._memory.close()
 
 
 class Lateness:

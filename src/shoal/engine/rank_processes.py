@@ -90,6 +90,7 @@ class RankProcesses:
         self._spawned: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._failure: Failure | None = None
+        self._judged = False
         self.serving = False
         """Ranks have loaded: from now on silence and lateness are failures."""
         self._wake, self._awake = socket.socketpair()
@@ -143,6 +144,7 @@ class RankProcesses:
             self._kill()
             self._wake.close()
             self._awake.close()
+            self._board.close()
 
     def _spawn(self) -> None:
         for launch in self._launches:
@@ -200,6 +202,10 @@ class RankProcesses:
     def _check(self, lateness: Lateness, now: float) -> None:
         for index in range(len(self._ranks)):
             lateness.observe(index, self._board.beats(index), self._board.wait(index), now)
+        if self.serving != self._judged:
+            # What a rank did while it loaded says nothing about how it serves.
+            self._judged = self.serving
+            lateness.forgive(now)
         if not self.serving:
             if (quiet := lateness.silent(LOADING_SILENCE, now)) is not None:
                 self._fail(f"{self._ranks[quiet[0]].name} gave no sign of life for {quiet[1]:.1f} s while loading")
