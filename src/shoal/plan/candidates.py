@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shoal.plan.designs import Reason
+from shoal.plan.designs import Miss
 from shoal.plan.memory import replica_memory
 from shoal.plan.question import (
     NVIDIA_ONLY,
@@ -17,6 +17,7 @@ from shoal.specs.catalog import EngineMemory
 from shoal.specs.hardware import Accelerator
 from shoal.specs.layout import Layout, LayoutProblem
 from shoal.specs.model import ModelSpec
+from shoal.specs.quantization import quantization
 
 _TP = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 _PP = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
@@ -44,18 +45,6 @@ class Candidate:
         """Layout, accelerator and dtypes, as rejections show them."""
         names = f"{self.weights.name} weights, {self.kv_dtype} cache"
         return f"{self.layout.label()} on {self.accelerator.name} ({names})"
-
-
-@dataclass(frozen=True, slots=True)
-class Miss:
-    """A layout that was turned down before any time was estimated."""
-
-    reason: Reason
-    label: str
-    detail: str
-    short: float
-    """How far it is from passing, smaller is nearer; only compared within one reason."""
-    devices: int
 
 
 def shapes(model: ModelSpec, accelerator: Accelerator, limit: int) -> list[Layout]:
@@ -111,26 +100,26 @@ def _on(question: Question, accelerator: Accelerator, engine: EngineMemory) -> I
         where = f"{layout.label()} on {accelerator.name}"
         if layout.world > domain and accelerator.nic is None:
             detail = f"no network between servers is known for {accelerator.name}"
-            yield Miss("no link", where, detail, layout.world, layout.world)
+            yield Miss("no link", where, detail, layout.world, layout.world, accelerator.name, layout)
             continue
         for weights in options:
             problem = _problem(model, layout, even, weights.method)
             if problem is not None:
-                yield Miss("invalid layout", where, problem.message, layout.world, layout.world)
+                yield Miss(
+                    "invalid layout", where, problem.message, layout.world, layout.world, accelerator.name, layout
+                )
                 continue
             for kv_dtype in caches:
-                yield _held(question, accelerator, engine, weights, kv_dtype, layout)
+                yield hold(question, accelerator, engine, weights, kv_dtype, layout)
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def _problem(model: ModelSpec, layout: Layout, even: bool, method: str | None) -> LayoutProblem | None:
-    from shoal.specs.quantization import quantization
-
     problems = layout.problems(model, even, None if method is None else quantization(method))
     return problems[0] if problems else None
 
 
-def _held(
+def hold(
     question: Question,
     accelerator: Accelerator,
     engine: EngineMemory,
@@ -138,23 +127,22 @@ def _held(
     kv_dtype: str,
     layout: Layout,
 ) -> Candidate | Miss:
-    size = accelerator.device_bytes
-    memory = replica_memory(
-        question.model, layout, size, engine, quantization=weights.method, kv_dtype=kv_dtype
-    )
+    """The layout as a candidate, if the model and the longest request fit; else why not."""
+    size, name = accelerator.device_bytes, accelerator.name
+    memory = replica_memory(question.model, layout, size, engine, quantization=weights.method, kv_dtype=kv_dtype)
     worst = memory.worst
     label = f"{layout.label()} on {accelerator.name} ({weights.name} weights, {kv_dtype} cache)"
     if worst.weights > size:
-        detail = f"{worst.weights / 1e9:,.0f} GB of weights a device, of {size / 1e9:,.0f} GB"
-        return Miss("weights do not fit", label, detail, worst.weights / size, layout.world)
+        detail = f"{worst.weights / 1e9:,.1f} GB of weights a device, of {size / 1e9:,.1f} GB"
+        return Miss("weights do not fit", label, detail, worst.weights / size, layout.world, name, layout)
     if worst.kv_room <= 0:
         detail = f"weights, activations and engine leave {worst.kv_room / 1e9:,.1f} GB a device"
-        return Miss("no room for KV", label, detail, -worst.kv_room / size, layout.world)
+        return Miss("no room for KV", label, detail, -worst.kv_room / size, layout.world, name, layout)
     longest = question.workload.longest_context
     if memory.max_batch(longest) < 1:
         holds = memory.max_context(layout.dp)
         detail = f"{holds:,.0f} tokens of KV, of {longest:,.0f} that the longest request takes"
-        return Miss("context does not fit", label, detail, longest / max(holds, 1.0), layout.world)
+        return Miss("context does not fit", label, detail, longest / max(holds, 1.0), layout.world, name, layout)
     batch = memory.max_batch(question.held_tokens)
     sequences, _ = engine.defaults(size)
     return Candidate(

@@ -1,8 +1,8 @@
 """What a design costs and draws, and which designs are too close to call.
 
-A question asks for so many tokens a second at its peak: that demand, not what a design could do, is what its dollars
-are divided by. The interval of a cost is that of the devices needed when everything is as quick, or as slow, as the
-predictions' intervals allow.
+A question asks for so many tokens a second at its peak: that demand, not what a design could do, is what its
+dollars are divided by. The interval of a cost is that of the devices needed when everything is as quick, or as
+slow, as the predictions' intervals allow.
 """
 
 import math
@@ -115,12 +115,12 @@ def rank(designs: Iterable[Design]) -> tuple[Ranked, ...]:
 
 
 def distinct(ranked: Sequence[Ranked], count: int) -> list[Ranked]:
-    """The first `count` that differ in accelerator, in number of devices or in rung: a table that says something."""
+    """The first `count` that differ in accelerator, devices or rung, one split each, to show variety."""
     seen: set[tuple[str, int, int, bool]] = set()
     chosen: list[Ranked] = []
     for entry in ranked:
         d = entry.design
-        key = (d.accelerator.name, d.devices, d.rung, d.weights.native)
+        key = (d.accelerator.name, 0 if d.split else d.devices, d.rung, d.weights.native)
         if key not in seen:
             seen.add(key)
             chosen.append(entry)

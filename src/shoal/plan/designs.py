@@ -1,6 +1,6 @@
 """What a search finds: designs with their figures, what was rejected and why, and what cannot be had."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from shoal.plan.question import Question, WeightOption
@@ -120,6 +120,20 @@ class Design:
 
 
 @dataclass(frozen=True, slots=True)
+class Miss:
+    """One layout that was turned down."""
+
+    reason: Reason
+    label: str
+    detail: str
+    short: float
+    """How far it is from passing, smaller is nearer; only compared within one reason."""
+    devices: int
+    accelerator: str = ""
+    layout: Layout | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Rejection:
     """Layouts that were turned down for one reason, and the one that came nearest."""
 
@@ -178,6 +192,8 @@ class Plan:
     considered: int
     """Layouts looked at, on all accelerators, in all ways of storing weights and cache."""
     impossible: BestPossible | None = None
+    missed: tuple[Miss, ...] = field(default=(), repr=False)
+    """Every layout that was turned down; `rejections` sums them up."""
 
     @property
     def best(self) -> Design | None:

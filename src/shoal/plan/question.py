@@ -55,9 +55,8 @@ class Question:
             raise SpecError("gpu", "", "at least one accelerator")
         if not 0 <= self.headroom < 1:
             raise SpecError("headroom", self.headroom, "a share from 0 up to, not including, 1 (10 % is 0.1)")
-        for field, value, least in (
-            ("spares", self.spares, 0), ("max_devices", self.max_devices, 1), ("replica_limit", self.replica_limit, 1)
-        ):  # fmt: skip
+        counts = (("spares", self.spares, 0), ("max_devices", self.max_devices, 1))
+        for field, value, least in (*counts, ("replica_limit", self.replica_limit, 1)):
             if value is not None and (isinstance(value, bool) or not least <= value <= MAX_DEVICES):
                 raise SpecError(field, value, f"a whole number from {least} to {MAX_DEVICES:,}")
         for name in self.weights:
@@ -68,7 +67,9 @@ class Question:
         positive("held_tokens", self.held_tokens)
         longest, trained = self.workload.longest_context, self.model.max_position
         if longest > trained:
-            accepted = f"at most {trained:,} tokens of input and output together, what {self.model.name} was made for"
+            accepted = (
+                f"at most {trained:,} tokens of input and output together, what {self.model.name} was made for"
+            )
             raise SpecError("context", round(longest), accepted)
 
     @property
@@ -105,11 +106,7 @@ class WeightOption:
     """What the time model knows it as."""
     bits: float
     native: bool
-    """As the checkpoint is published: no conversion, no further loss."""
-
-    @property
-    def label(self) -> str:
-        return f"{self.name} (as published)" if self.native else self.name
+    """As the checkpoint is published, or wider: no further loss."""
 
 
 _PRECISIONS = ("nvfp4", "mxfp4", "fp8", "int8", "int4", "nf4")
@@ -128,15 +125,15 @@ def precision_label(method: str, bits: float) -> str:
 def weight_options(question: Question, accelerator: Accelerator) -> list[WeightOption]:
     """The ways of storing weights to consider on this accelerator, the checkpoint's own first."""
     own = published_option(question.model)
-    wide = own.bits >= 12
     if question.weights:
         names = [name for name in question.weights if name != "checkpoint"]
         asked = [own] if "checkpoint" in question.weights else []
     elif is_processor(accelerator):
-        names, asked = (["float32"] if wide and own.name != "float32" else []), [own]
+        # Widening loses nothing, and a processor without bf16 multiplies would widen at every step.
+        names, asked = (["float32"], []) if own.bits >= 12 else ([], [own])
     else:
         names, asked = _narrower(accelerator, own), [own]
-    made = [own if quantization(n).method == own.name else _option(n) for n in names]
+    made = [own if quantization(n).method == own.name else _option(n, own) for n in names]
     return list(dict.fromkeys([*asked, *made]))
 
 
@@ -157,9 +154,10 @@ def published_option(model: ModelSpec) -> WeightOption:
     return WeightOption(stored.method, None, precision_label(stored.method, stored.bits), stored.bits, True)
 
 
-def _option(name: str) -> WeightOption:
+def _option(name: str, own: WeightOption) -> WeightOption:
     stored = quantization(name)
-    return WeightOption(name, name, precision_label(stored.method, stored.bits), stored.bits, False)
+    lossless = stored.bits >= max(own.bits, 16.0)
+    return WeightOption(name, name, precision_label(stored.method, stored.bits), stored.bits, lossless)
 
 
 def kv_options(question: Question, accelerator: Accelerator) -> list[str]:

@@ -8,12 +8,13 @@ plan counts them all.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
-from shoal.plan.candidates import Candidate, Miss, gate
+from shoal.plan.candidates import Candidate, gate
 from shoal.plan.cost import bill, demand, rank, whole
-from shoal.plan.designs import BestPossible, Design, FrontPoint, Limit, Plan, Rejection
+from shoal.plan.designs import BestPossible, Design, FrontPoint, Limit, Miss, Plan, Rejection
 from shoal.plan.question import Question
 from shoal.plan.sizing import (
     Array,
@@ -42,7 +43,7 @@ def search(question: Question) -> Plan:
         (held if isinstance(found, Candidate) else missed).append(found)  # type: ignore[arg-type]
     considered = len(held) + len(missed)
     if not held:
-        return Plan(question, (), _rejections(missed), (), considered, _no_memory(question, missed))
+        return Plan(question, (), _rejections(missed), (), considered, _no_memory(question, missed), tuple(missed))
     bench = Bench(question, held, model_work(question.model))
     measured = grid(bench)
     ends = {end: capacity(question, measured, end) for end in ("mean", "low", "high")}
@@ -56,7 +57,7 @@ def search(question: Question) -> Plan:
         ranked[place] = replace(entry, design=_with_front(question, entry.design, places, held, measured))
     impossible = None if ranked else _impossible(question, bench, measured, late)
     front = _front(question, held, measured)
-    return Plan(question, tuple(ranked), _rejections(missed), front, considered, impossible)
+    return Plan(question, tuple(ranked), _rejections(missed), front, considered, impossible, tuple(missed))
 
 
 def _aggregated(bench: Bench, measured: Grid, ends: dict[str, Capacity]) -> tuple[list[Design], list[Miss]]:
@@ -67,22 +68,34 @@ def _aggregated(bench: Bench, measured: Grid, ends: dict[str, Capacity]) -> tupl
     total = np.where(np.isfinite(needed), needed + question.spares, 1.0)
     load = load_of_replica(question, measured, total)
     alive = np.flatnonzero(np.isfinite(needed))
-    missed = [_target_miss(question, c, measured, i) for i, c in enumerate(bench.candidates) if not np.isfinite(needed[i])]
+    missed = [
+        _target_miss(question, c, measured, i) for i, c in enumerate(bench.candidates) if not np.isfinite(needed[i])
+    ]
     if not len(alive):
         return [], missed
     times = bench.evaluate(alive, load[alive])
     others = {end: replicas_needed(question, ends[end]) for end in ("low", "high")}
     designs: list[Design] = []
-    for at, index in enumerate(alive):
+    for at, index in enumerate(alive.tolist()):
         c = bench.candidates[index]
         devices = int(total[index]) * c.layout.world
         if question.max_devices is not None and devices > question.max_devices:
             detail = f"{devices} devices, of {question.max_devices} that there are"
-            missed.append(Miss("devices", c.label, detail, devices / question.max_devices, devices))
+            missed.append(
+                Miss(
+                    "devices",
+                    c.label,
+                    detail,
+                    devices / question.max_devices,
+                    devices,
+                    c.accelerator.name,
+                    c.layout,
+                )
+            )
             continue
         spread = tuple(float(others[end][index]) for end in ("low", "high"))
         designs.append(
-            _design(question, c, int(index), at, int(needed[index]), spread, load, times, sized_by, ends["high"])
+            _design(question, c, index, at, int(needed[index]), spread, load, times, sized_by, ends["high"])
         )
     return designs, missed
 
@@ -143,7 +156,11 @@ def _identity(c: Candidate | Design) -> tuple[object, ...]:
 
 
 def _with_front(
-    question: Question, design: Design, places: dict[tuple[object, ...], int], held: Sequence[Candidate], measured: Grid
+    question: Question,
+    design: Design,
+    places: dict[tuple[object, ...], int],
+    held: Sequence[Candidate],
+    measured: Grid,
 ) -> Design:
     index = places[_identity(design)]
     user, device = _curve(question, held[index : index + 1], _rows(measured, slice(index, index + 1)))
@@ -179,12 +196,14 @@ def _target_miss(question: Question, c: Candidate, measured: Grid, index: int) -
     ttft, tpot = float(measured.times.ttft[index, 0]), float(measured.times.tpot[index, 0])
     if slo.tpot is not None and tpot > slo.tpot:
         detail = f"{tpot * 1e3:,.1f} ms a token with one request alone, of {slo.tpot * 1e3:g} ms allowed"
-        return Miss("TPOT", c.label, detail, tpot / slo.tpot, c.layout.world)
+        return Miss("TPOT", c.label, detail, tpot / slo.tpot, c.layout.world, c.accelerator.name, c.layout)
     if slo.ttft is not None and ttft > slo.ttft:
         detail = f"{ttft:,.2f} s to the first token with one request alone, of {slo.ttft:g} s allowed"
-        return Miss("TTFT", c.label, detail, ttft / slo.ttft, c.layout.world)
+        return Miss("TTFT", c.label, detail, ttft / slo.ttft, c.layout.world, c.accelerator.name, c.layout)
     detail = "the upper end of its interval misses a target even with one request alone"
-    return Miss("TTFT" if slo.tpot is None else "TPOT", c.label, detail, 1.0, c.layout.world)
+    return Miss(
+        "TTFT" if slo.tpot is None else "TPOT", c.label, detail, 1.0, c.layout.world, c.accelerator.name, c.layout
+    )
 
 
 def _rejections(missed: Sequence[Miss]) -> tuple[Rejection, ...]:
@@ -213,37 +232,34 @@ def _no_memory(question: Question, missed: Sequence[Miss]) -> BestPossible:
 def _impossible(question: Question, bench: Bench, measured: Grid, missed: Sequence[Miss]) -> BestPossible:
     """Which target nothing meets, and the best that can be had."""
     slo, times = question.slo, measured.times
-    first, token = times.ttft[:, 0], times.tpot[:, 0]
-    quickest, steadiest = int(first.argmin()), int(token.argmin())
-    least = min(c.layout.world for c in bench.candidates)
+    quickest, steadiest = int(times.ttft[:, 0].argmin()), int(times.tpot[:, 0].argmin())
+    first, token = bench.candidates[quickest].label, bench.candidates[steadiest].label
     ttft = Estimate(*(float(v[quickest, 0]) for v in (times.ttft, times.ttft_low, times.ttft_high)))
     tpot = Estimate(*(float(v[steadiest, 0]) for v in (times.tpot, times.tpot_low, times.tpot_high)))
-    no_ttft = slo.ttft is not None and ttft.mean > slo.ttft
-    no_tpot = slo.tpot is not None and tpot.mean > slo.tpot
-    parts = []
-    if no_tpot:
+    parts: list[str] = []
+    if slo.tpot is not None and tpot.mean > slo.tpot:
         floor = float(bench.work.dense_bytes[steadiest] / bench.work.bandwidth[steadiest])
         parts.append(
-            f"TPOT {slo.tpot * 1e3:g} ms is impossible: the best is {tpot.mean * 1e3:.3g} ms "  # type: ignore[operator]
-            f"({tpot.low * 1e3:.3g} to {tpot.high * 1e3:.3g}), by {bench.candidates[steadiest].label} with one request; "
-            f"reading its share of the weights alone takes {floor * 1e3:.2g} ms"
+            f"TPOT {slo.tpot * 1e3:g} ms is impossible: the best is {tpot.mean * 1e3:.3g} ms "
+            f"({tpot.low * 1e3:.3g} to {tpot.high * 1e3:.3g}), with one request alone on {token}; reading the "
+            f"weights that every token needs takes {floor * 1e3:.2g} ms there whatever the engine"
         )
-    if no_ttft:
+    if slo.ttft is not None and ttft.mean > slo.ttft:
         parts.append(
-            f"TTFT {slo.ttft:g} s is impossible: the best is {ttft.mean:.3g} s ({ttft.low:.3g} to {ttft.high:.3g}), "
-            f"by {bench.candidates[quickest].label} with one request"
+            f"TTFT {slo.ttft:g} s is impossible: the best is {ttft.mean:.3g} s "
+            f"({ttft.low:.3g} to {ttft.high:.3g}), with one request alone on {first}"
         )
-    what = "both" if no_tpot and no_ttft else "tpot" if no_tpot else "ttft"
-    if not parts and any(miss.reason == "devices" for miss in missed):
-        few = min((m for m in missed if m.reason == "devices"), key=lambda m: m.devices)
-        what = "devices"
+    what: Literal["ttft", "tpot", "both", "devices"] = "both"
+    if len(parts) == 1:
+        what = "tpot" if parts[0].startswith("TPOT") else "ttft"
+    short = [miss for miss in missed if miss.reason == "devices"]
+    if not parts and short:
+        what, few = "devices", min(short, key=lambda miss: miss.devices)
         parts.append(f"the traffic needs {few.devices} devices ({few.label}), and there are {question.max_devices}")
     if not parts:
-        what = "both"
         parts.append(
-            "each target can be met, but not both by one design: "
-            f"TTFT {ttft.mean:.3g} s by {bench.candidates[quickest].label}, "
-            f"TPOT {tpot.mean * 1e3:.3g} ms by {bench.candidates[steadiest].label}"
+            f"each target can be met, but not both by one design: TTFT {ttft.mean:.3g} s on {first}, "
+            f"TPOT {tpot.mean * 1e3:.3g} ms on {token}"
         )
-    labels = bench.candidates[quickest].label, bench.candidates[steadiest].label
-    return BestPossible(what, "; ".join(parts) + ".", ttft, labels[0], tpot, labels[1], least)  # type: ignore[arg-type]
+    least = min(c.layout.world for c in bench.candidates)
+    return BestPossible(what, "; ".join(parts) + ".", ttft, first, tpot, token, least)

@@ -110,7 +110,7 @@ class Bench:
     def evaluate_split(
         self, decode: Pick, prefill: Pick, concurrency: Array, workers: Array, prefill_workers: Array
     ) -> Times:
-        """Split pools: decode layout `decode[i]` × `workers[i]`, prefill layout `prefill[i]` × `prefill_workers[i]`,
+        """Split pools: decode layout `decode[i]` × `workers[i]`, prefill `prefill[i]` × `prefill_workers[i]`,
         `concurrency[i]` requests in flight over all of them."""
         constants, kind, width = self._parts(self.parted, decode)
         load = self._load(concurrency, workers, prefill_workers, split=True, rows=decode)

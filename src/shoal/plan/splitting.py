@@ -163,9 +163,8 @@ def _design(bench: Bench, pair: _Pair, row: int, times: Times, users: float) -> 
     speed = Estimate(*(users * output / (t + (output - 1) * p) for t, p in (
         (ttft.mean, tpot.mean), (ttft.high, tpot.high), (ttft.low, tpot.low))))  # fmt: skip
     devices = _devices(bench, pair)
-    needed = (
-        math.floor(devices * tpot.low / tpot.mean) or 1, devices, math.ceil(devices * max(tpot.high / tpot.mean, 1.0))
-    )  # fmt: skip
+    quick, slow = devices * tpot.low / tpot.mean, devices * tpot.high / tpot.mean
+    needed = (max(1, math.floor(quick)), devices, math.ceil(slow))
     workers, asked = pair.workers + question.spares, demand(question, speed.mean)
     spare = question.spares * (decode.layout.world + first.layout.world)
     full = math.ceil(users / pair.workers)

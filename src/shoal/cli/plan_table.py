@@ -1,0 +1,92 @@
+"""A plan on the terminal: a table of designs, then the explanation in sentences."""
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from shoal.plan.cost import distinct
+from shoal.plan.designs import Design, Plan
+from shoal.plan.explain import Explanation
+from shoal.plan.step_time import Estimate
+
+_NARROW = 110
+
+
+def show_plan(plan: Plan, explanation: Explanation, top: int) -> None:
+    """Print to standard output."""
+    console = Console(highlight=False)
+    console.print(f"[bold]{escape(_asked(plan))}[/bold]")
+    if plan.best is not None:
+        console.print(_table(plan, top, console.width < _NARROW))
+        console.print(
+            f"[dim]{len(plan.ranked):,} designs serve, of {plan.considered:,} layouts considered. Equal numbers "
+            "under # "
+            "are too close to call. Intervals hold nine times in ten; ? marks targets that their upper end "
+            "misses.[/dim]"
+        )
+        console.print()
+    for line in explanation.lines():
+        if line and not line.startswith(" ") and line not in explanation.summary:
+            console.print(f"[bold]{escape(line)}[/bold]")
+        else:
+            console.print(escape(line))
+    _figures(console, explanation)
+
+
+def _asked(plan: Plan) -> str:
+    question, load, slo = plan.question, plan.question.workload, plan.question.slo
+    traffic = [f"{load.users:,.0f} in flight" if load.users is not None else ""]
+    traffic.append(f"{load.rate:g} requests/s" if load.rate is not None else "")
+    targets = [f"TTFT ≤ {slo.ttft:g} s" if slo.ttft else "", f"TPOT ≤ {slo.tpot * 1e3:g} ms" if slo.tpot else ""]
+    parts = [
+        *traffic,
+        f"{load.input.mean:,.0f} tokens in, {load.output.mean:,.0f} out",
+        *targets,
+        f"p{slo.percentile:g}" if slo.percentile != 50 else "",
+    ]
+    return f"{question.model.name}: {' · '.join(part for part in parts if part)}"
+
+
+def _table(plan: Plan, top: int, narrow: bool) -> Table:
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    for name in ("#", "devices", "design"):
+        table.add_column(name, justify="left" if name == "design" else "right", overflow="fold")
+    priced = any(entry.design.cost is not None for entry in plan.ranked)
+    columns = ["TTFT s", "TPOT ms", *(["$/Mtok out", "$/h"] if priced else [])]
+    for name in [*columns, *([] if narrow else ["tok/s/user", "tok/s/dev", "kW"])]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for entry in distinct(plan.ranked, top):
+        d = entry.design
+        cells = [str(entry.group), f"{d.devices:,}", _shape(d), _range(d.ttft), _range(d.tpot, 1e3, d.sure)]
+        if priced:
+            cells += [_range(d.cost.per_million_output), f"{d.cost.per_hour:,.2f}"] if d.cost else ["no price", ""]
+        if not narrow:
+            power = f"{d.energy.kilowatts:,.1f}" if d.energy else ""
+            cells += [f"{d.per_user:,.0f}", f"{d.per_device:,.0f}", power]
+        table.add_row(*cells)
+    return table
+
+
+def _shape(d: Design) -> str:
+    decode = f"{d.replicas} × {d.layout.label()}"
+    if d.prefill is not None:
+        decode = f"{d.prefill_replicas} × {d.prefill.label()} + {decode}"
+    return f"{d.accelerator.name}  {decode}, {d.weights.name}/{d.kv_dtype}"
+
+
+def _range(value: Estimate, scale: float = 1.0, sure: bool = True) -> str:
+    mark = "" if sure else "?"
+    low, mean, high = (v * scale for v in (value.low, value.mean, value.high))
+    digits = 0 if mean >= 10 else 1 if mean >= 1 else 2
+    return f"{mean:,.{digits}f} ({low:,.{digits}f}–{high:,.{digits}f}){mark}"
+
+
+def _figures(console: Console, explanation: Explanation) -> None:
+    if not explanation.figures:
+        return
+    console.print()
+    console.print("[bold]Figures and where they come from[/bold]")
+    table = Table(box=None, padding=(0, 1), show_header=False)
+    for figure in explanation.figures:
+        table.add_row(f" {figure.name}", figure.text, figure.kind, f"[dim]{escape(figure.source)}[/dim]")
+    console.print(table)

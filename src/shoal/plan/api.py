@@ -1,0 +1,126 @@
+"""The planner as one call: names and plain numbers in, a plan out.
+
+from shoal.plan import explain, plan
+answer = plan("llama-3.1-70b", gpu=["h200", "b200"], users=200, context=8192, tpot=0.05)
+print(answer.best.name, "\\n".join(explain(answer).lines()))
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from shoal.plan.designs import Plan
+from shoal.plan.question import Assurance, PriceBasis, Question, SplitMode, engines_of
+from shoal.plan.search import search
+from shoal.specs.catalog import load_catalog
+from shoal.specs.catalog.models import catalog_model
+from shoal.specs.errors import SpecError
+from shoal.specs.model import ModelSpec
+from shoal.specs.parse import load_model_spec
+from shoal.specs.traffic import MAX_TOKENS, Lengths, Slo, Workload, positive
+
+ASSUMED_TTFT = 5.0
+"""Seconds, where no target is given: what people wait before they suspect a fault."""
+ASSUMED_TPOT = 0.05
+"""Seconds, where no target is given: 20 tokens a second, faster than anyone reads."""
+ASSUMED_CONTEXT = 8192
+ASSUMED_OUTPUT = 512
+
+
+def find_model(name: str, catalogs: Sequence[Path | str] = ()) -> ModelSpec:
+    """The model at a path (directory, config.json, GGUF), or of this name in the catalogue."""
+    return load_model_spec(name) if Path(name).exists() else catalog_model(name, catalogs)
+
+
+def lengths(
+    context: float | None, input_tokens: float | None, output_tokens: float | None, most: int
+) -> tuple[Lengths, Lengths]:
+    """Input and output of a request from what is known of them.
+
+    `context` alone is held full by everybody; next to lengths it is the longest request to provide for. `most` is
+    what the model was made for.
+    """
+    for field, value in (("context", context), ("input", input_tokens), ("output", output_tokens)):
+        if value is not None:
+            positive(field, value, MAX_TOKENS)
+    if input_tokens is None:
+        whole = context or min(ASSUMED_CONTEXT, most)
+        output = output_tokens or max(1.0, min(ASSUMED_OUTPUT, whole // 4))
+        if whole <= output:
+            raise SpecError("context", whole, f"more than the output of {output:g} tokens")
+        return Lengths(whole - output), Lengths(output)
+    output = output_tokens or ASSUMED_OUTPUT
+    if context is None:
+        return Lengths(input_tokens), Lengths(output)
+    if input_tokens + output > context:
+        raise SpecError("context", context, f"at least input and output together, {input_tokens + output:g} tokens")
+    return Lengths(input_tokens, maximum=context - output), Lengths(output)
+
+
+def ask(
+    model: str | ModelSpec,
+    *,
+    gpu: Sequence[str] = (),
+    users: float | None = None,
+    rate: float | None = None,
+    context: float | None = None,
+    input_tokens: float | None = None,
+    output_tokens: float | None = None,
+    ttft: float | None = ASSUMED_TTFT,
+    tpot: float | None = ASSUMED_TPOT,
+    percentile: float = 50.0,
+    prefix_hit: float = 0.0,
+    peak_to_mean: float = 1.0,
+    headroom: float = 0.1,
+    spares: int = 0,
+    max_devices: int | None = None,
+    engine: str = "vllm",
+    engine_version: str | None = None,
+    weights: Sequence[str] = (),
+    kv_dtypes: Sequence[str] = (),
+    split: SplitMode = "auto",
+    basis: PriceBasis = "owned",
+    assurance: Assurance = "mean",
+    catalogs: Sequence[Path | str] = (),
+) -> Question:
+    """A question from names and numbers: tokens, seconds, shares. Empty `gpu`: every accelerator of the catalogue.
+
+    Raises `SpecError` (or a kind of it) naming the field, the value and what would be accepted.
+    """
+    spec = find_model(model, catalogs) if isinstance(model, str) else model
+    catalog = load_catalog(catalogs)
+    found = [catalog.accelerator(name) for name in gpu] or list(catalog.accelerators.values())
+    into, out = lengths(context, input_tokens, output_tokens, spec.max_position)
+    if users is None and rate is None:
+        users = 1.0
+    workload = Workload(into, out, users, rate, prefix_hit, peak_to_mean)
+    return Question(
+        spec, workload, Slo(ttft, tpot, percentile), tuple(dict.fromkeys(found)),
+        engines_of(catalog, engine, engine_version),
+        tuple(weights), tuple(kv_dtypes), basis, split, headroom, spares, max_devices, assurance=assurance,
+    )  # fmt: skip
+
+
+def plan(
+    model: str | ModelSpec,
+    *,
+    gpu: Sequence[str] = (),
+    users: float | None = None,
+    rate: float | None = None,
+    context: float | None = None,
+    input_tokens: float | None = None,
+    output_tokens: float | None = None,
+    ttft: float | None = ASSUMED_TTFT,
+    tpot: float | None = ASSUMED_TPOT,
+    prefix_hit: float = 0.0,
+    peak_to_mean: float = 1.0,
+    spares: int = 0,
+    max_devices: int | None = None,
+) -> Plan:
+    """`search(ask(...))` with the arguments most questions need; see `ask` for all of them."""
+    return search(
+        ask(
+            model, gpu=gpu, users=users, rate=rate, context=context, input_tokens=input_tokens,
+            output_tokens=output_tokens, ttft=ttft, tpot=tpot, prefix_hit=prefix_hit, peak_to_mean=peak_to_mean,
+            spares=spares, max_devices=max_devices,
+        )
+    )  # fmt: skip

@@ -1,0 +1,60 @@
+"""Where the figures of an explanation come from: each with its class, its interval and its source."""
+
+from dataclasses import dataclass
+
+from shoal.plan.artifact import shipped
+from shoal.plan.cautions import footprint
+from shoal.plan.designs import Design
+from shoal.plan.question import Question
+from shoal.plan.words import milliseconds, per_million, seconds, usd
+from shoal.specs.hardware import Figure, FigureClass
+
+
+@dataclass(frozen=True, slots=True)
+class Sourced:
+    """One figure of the explanation."""
+
+    name: str
+    text: str
+    """With unit and interval."""
+    kind: FigureClass
+    source: str
+
+
+def sourced(question: Question, design: Design) -> tuple[Sourced, ...]:
+    """Every figure that the answer rests on, inputs first."""
+    found = [_catalogued(name, figure) for name, figure in design.accelerator.figures if _used(name, question)]
+    held = footprint(question, design)
+    found.append(Sourced("weights", f"{held.weights / 1e9:,.1f} GB", "calculated", "tensor shapes × stored width"))
+    found.append(
+        Sourced(
+            "KV cache at the peak", f"{held.cache / 1e9:,.1f} GB", "calculated", "layers × heads × width × tokens"
+        )
+    )
+    quality = shipped().quality.get("five_fold")
+    fit = f"roofline model fitted to {quality.rows:,} measured rows" if quality else "roofline model"
+    if quality:
+        tpot = f"{fit}; median error {quality.tpot_median:.0%} on models and machines left out"
+        ttft = f"{fit}; median error {quality.ttft_median:.0%} on models and machines left out"
+    else:
+        tpot = ttft = fit
+    found.append(Sourced("TPOT", milliseconds(design.tpot), "calculated", tpot))
+    found.append(Sourced("TTFT", seconds(design.ttft), "calculated", ttft))
+    if design.cost is not None:
+        source = f"{design.devices} devices × {question.basis} price ÷ {design.demand:,.0f} output tokens a second"
+        found.append(Sourced("cost", per_million(design), "calculated", source))
+        found.append(Sourced("cost an hour", usd(design.cost.per_hour), "calculated", "devices × price"))
+    if design.energy is not None:
+        text = f"{design.energy.kilowatts:,.2f} kW, {design.energy.watt_hours_per_million:,.0f} Wh a million tokens"
+        found.append(
+            Sourced("power, at most", text, "calculated", "rated power × devices; hosts and cooling left out")
+        )
+    return tuple(found)
+
+
+def _used(name: str, question: Question) -> bool:
+    return name not in (f"price_{'rented' if question.basis == 'owned' else 'owned'}", "devices_per_node")
+
+
+def _catalogued(name: str, figure: Figure) -> Sourced:
+    return Sourced(name, figure.text, figure.kind, f"{figure.source}, {figure.date}")
