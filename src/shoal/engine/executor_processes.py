@@ -8,7 +8,6 @@ sample, step times from all.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,14 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from shoal.engine.errors import EngineDead, EngineError, OutOfMemory
-from shoal.engine.heartbeat import BeatBoard
 from shoal.engine.kv.budget import KvBudget
 from shoal.engine.messages import StepCommand
 from shoal.engine.options import EngineOptions
-from shoal.engine.parallel.mesh import GroupAxis, MeshSpec
-from shoal.engine.parallel.open import shared_memory_axes
-from shoal.engine.parallel.shm_layout import anonymous_segment
+from shoal.engine.parallel.mesh import MeshSpec
 from shoal.engine.parallel.traffic import Volume
+from shoal.engine.rank_launch import Launches
 from shoal.engine.rank_link import (
     Allocate,
     Done,
@@ -36,14 +33,13 @@ from shoal.engine.rank_link import (
     Ready,
     Report,
     Reported,
-    Setup,
     frame,
 )
-from shoal.engine.rank_processes import Failure, Launch, RankProcesses
+from shoal.engine.rank_processes import Failure, RankProcesses
 from shoal.policy.batching.plan import StepResult
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
 WORKER = "shoal.engine.rank:load"
 """module:function that prepares a rank's worker."""
@@ -96,7 +92,7 @@ class _Ticket:
 
 
 class ProcessExecutor:
-    """An `Executor` whose ranks are processes of this host. Make it with `start`."""
+    """An `Executor` whose ranks are processes. Make it with `start`."""
 
     def __init__(self, options: EngineOptions, mesh: MeshSpec) -> None:
         self.mesh = mesh
@@ -116,7 +112,7 @@ class ProcessExecutor:
         self._lanes = [
             [rank for rank in range(mesh.world) if mesh.coordinates(rank).dp == lane] for lane in range(mesh.dp)
         ]
-        self._store: TCPStore | None = None
+        self._store: Store | None = None
         self._budget: KvBudget | None = None
         self._processes: RankProcesses | None = None
 
@@ -162,61 +158,12 @@ class ProcessExecutor:
     # Start-up
 
     def _launch(self, model_path: Path, cores: int, worker: str) -> None:
-        world, options = self.mesh.world, self._options
-        collectives = local_collectives(options)
-        threads = options.threads or max(1, cores // world)
-        held: list[int] = []
-        segments: list[dict[str, int]] = [{} for _ in range(world)]
-        try:
-            board_fd = anonymous_segment("board", BeatBoard.size(world))
-            held.append(board_fd)
-            store: str | None = None
-            if collectives == "shm":
-                self._make_segments(segments, held)
-            elif world > 1:
-                store = self._open_store()
-            launches = [
-                Launch(
-                    Setup(
-                        rank=rank,
-                        mesh=self.mesh,
-                        options=options,
-                        model_path=str(model_path),
-                        threads=threads,
-                        collectives=collectives,
-                        segments=segments[rank],
-                        board=board_fd,
-                        beat_seconds=min(0.25, options.rank_timeout / 20),
-                        store=store,
-                        oversubscribed=world * threads > cores,
-                        parent=os.getpid(),
-                        worker=worker,
-                    ),
-                    self._names[rank],
-                    (board_fd, *segments[rank].values()),
-                )
-                for rank in range(world)
-            ]
-            board = BeatBoard(board_fd, world)
-            self._processes = RankProcesses(launches, board, self._on_message, self._on_failure, self._overdue)
+        with Launches(self._options, self.mesh, model_path, cores=cores, worker=worker) as launches:
+            self._store = launches.store
+            self._processes = RankProcesses(
+                launches.ranks, launches.board, self._on_message, self._on_failure, self._overdue
+            )
             self._processes.start()
-        finally:
-            for fd in held:
-                os.close(fd)
-
-    def _open_store(self) -> str:
-        """Where ranks of torch.distributed meet: on the loopback interface, on a port that the system picks."""
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        return f"127.0.0.1:{self._store.port}"
-
-    def _make_segments(self, segments: list[dict[str, int]], held: list[int]) -> None:
-        for axis, members, size in shared_memory_axes(self.mesh):
-            fd = anonymous_segment(_label(axis, members), size)
-            held.append(fd)
-            for rank in members:
-                segments[rank][axis] = fd
 
     def _load(self) -> None:
         """Wait for the weights, settle the KV memory, wait for it."""
@@ -387,23 +334,6 @@ class ProcessExecutor:
         if self._processes is not None:
             self._processes.close()
         self._store = None
-
-
-def local_collectives(options: EngineOptions) -> str:
-    """The backend for ranks of this host. Raises EngineError where the one asked for cannot work."""
-    from shoal.engine.parallel.shm import backend
-
-    if options.collectives != "auto":
-        if options.collectives == "shm" and backend().kind == "none":
-            raise EngineError(f"collectives='shm': {backend().detail}")
-        return options.collectives
-    if options.device.startswith("cuda"):
-        return "nccl"
-    return "gloo" if backend().kind == "none" else "shm"
-
-
-def _label(axis: GroupAxis, members: Sequence[int]) -> str:
-    return f"{axis}{members[0]}"
 
 
 def _merged(step: int, results: Sequence[StepResult]) -> StepResult:

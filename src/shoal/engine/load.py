@@ -18,6 +18,9 @@ from shoal.engine.models import build_model
 from shoal.engine.models.decoder import CausalLM
 from shoal.engine.options import EngineOptions
 from shoal.engine.parallel.mesh import Mesh
+from shoal.engine.parallel.placement import held
+from shoal.engine.rank import join
+from shoal.engine.rendezvous import Launched
 from shoal.engine.sampling.guided import GuidedCompiler
 from shoal.engine.sampling.sampler import Sampler
 from shoal.engine.sources import resolve_model
@@ -31,16 +34,22 @@ from shoal.specs.model import ModelSpec
 
 
 def load_engine(options: EngineOptions, observer: Observer | None = None) -> tuple[EngineCore, Frontend]:
-    """A replica in this process. Raises InvalidOption, SourceError, WeightsError or OutOfMemory before serving."""
+    """A replica in this process. Raises InvalidOption, SourceError, WeightsError or OutOfMemory before serving.
+
+    In a process that a launcher started as a rank other than 0, this is that rank's whole life: SystemExit when the
+    replica has ended.
+    """
     options.validate()
     mesh = options.mesh
+    if options.rendezvous == "env" and (launched := Launched.of()).rank > 0:
+        raise SystemExit(join(launched))
     cache_dir = Path(options.cache_dir) if options.cache_dir else None
     found = resolve_model(options.model, cache_dir, offline=options.offline or None)
     spec = load_model_spec(found.path)
     tokenizer = load_tokenizer(found.path)
     guided = GuidedCompiler(tokenizer.json, spec.vocab, tuple(tokenizer.eos_token_ids))
     executor: Executor
-    if mesh.world == 1:
+    if mesh.world == 1 and options.rendezvous == "local":
         torch.set_num_threads(options.threads or usable_cores())
         loaded = load_worker(options, Mesh.single(), found.path, spec, guided, tuple(tokenizer.eos_token_ids))
         budget = loaded.budget
@@ -82,7 +91,8 @@ class LoadedRank:
     mesh: Mesh
     spec: ModelSpec
     model: CausalLM
-    sampler: Sampler
+    sampler: Sampler | None
+    """On ranks that sample."""
     dtype: torch.dtype
     device: torch.device
     budget: KvBudget
@@ -90,8 +100,9 @@ class LoadedRank:
 
     def worker(self, num_blocks: int) -> Worker:
         """Allocate `num_blocks` KV blocks, the null block included, and be ready for steps."""
-        kv = KvCache(self.spec, num_blocks, self.options.block_size, self.dtype, self.device)
-        return Worker(self.model, kv, self.sampler, self.device)
+        own = held(self.spec, self.mesh)
+        kv = KvCache(own, num_blocks, self.options.block_size, self.dtype, self.device)
+        return Worker(self.model, kv, self.sampler, self.device, self.mesh)
 
 
 def load_worker(
@@ -110,9 +121,9 @@ def load_worker(
     limit = longest_context(spec)
     if options.max_model_len is not None and options.max_model_len > limit:
         raise InvalidOption("max_model_len", options.max_model_len, f"at most {limit}, the limit of {spec.name}")
-    model = build_model(spec, dtype, device, options.max_model_len or spec.max_position)
-    model.load(open_weights(path).tensors())
-    block_bytes = kv_block_bytes(spec, options.block_size, dtype)
+    model = build_model(spec, dtype, device, options.max_model_len or spec.max_position, mesh)
+    model.load(open_weights(path))
+    block_bytes = kv_block_bytes(held(spec, mesh), options.block_size, dtype)
     # The scheduler's block is as long as the blocks of all context-parallel ranks together.
     logical = msgspec.structs.replace(options, block_size=options.block_size * mesh.spec.cp)
     budget = kv_budget(
@@ -121,7 +132,7 @@ def load_worker(
         options.max_model_len or spec.max_position,
         _memory_of(device) // _sharers(mesh, device),
     )
-    sampler = Sampler(spec.vocab, device, guided, eos_token_ids)
+    sampler = Sampler(spec.vocab, device, guided, eos_token_ids) if mesh.samples else None
     return LoadedRank(options, mesh, spec, model, sampler, dtype, device, budget)
 
 

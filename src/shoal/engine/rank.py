@@ -1,6 +1,7 @@
 """One rank: a process that holds a shard, executes step plans and decides nothing.
 
     python -m shoal.engine.rank FD        started by the executor, with one end of a socket pair
+    join(Launched.of())                   started by a launcher, with RANK and its like in the environment
 
 The main thread reads a command, executes it, answers. A second thread beats, and ends the process at once when the
 executor is gone, whatever the main thread is in the middle of.
@@ -42,6 +43,7 @@ from shoal.engine.rank_link import (
     Setup,
     Stop,
 )
+from shoal.engine.rendezvous import Launched, connect_rank
 from shoal.policy.batching.plan import StepResult
 
 _PR_SET_PDEATHSIG = 1
@@ -75,10 +77,16 @@ def load(setup: Setup, mesh: Mesh) -> PreparedRank:
     """This rank's share of the model."""
     from shoal.engine.load import load_worker
     from shoal.engine.sampling.guided import GuidedCompiler
+    from shoal.engine.sources import resolve_model
     from shoal.engine.text.tokenizer import load_tokenizer
     from shoal.specs import load_model_spec
 
-    path = Path(setup.model_path)
+    options = setup.options
+    if setup.model_path:
+        path = Path(setup.model_path)
+    else:  # on another host than the executor, perhaps: found again
+        cache = Path(options.cache_dir) if options.cache_dir else None
+        path = resolve_model(options.model, cache, offline=options.offline or None).path
     spec = load_model_spec(path)
     guided: GuidedCompiler | None = None
     eos: tuple[int, ...] = ()
@@ -86,7 +94,7 @@ def load(setup: Setup, mesh: Mesh) -> PreparedRank:
         tokenizer = load_tokenizer(path)
         eos = tuple(tokenizer.eos_token_ids)
         guided = GuidedCompiler(tokenizer.json, spec.vocab, eos)
-    return load_worker(setup.options, mesh, path, spec, guided, eos)
+    return load_worker(options, mesh, path, spec, guided, eos)
 
 
 def main(link: RankEnd) -> int:
@@ -117,7 +125,7 @@ def main(link: RankEnd) -> int:
 def _serve(link: RankEnd, setup: Setup, board: BeatBoard | None) -> None:
     import torch
 
-    torch.set_num_threads(setup.threads)
+    torch.set_num_threads(setup.threads or _own_threads())
     mesh = open_mesh(setup, None if board is None else board.watch_word(setup.rank))
     module, _, function = setup.worker.partition(":")
     prepared: PreparedRank = getattr(importlib.import_module(module), function)(setup, mesh)
@@ -168,6 +176,21 @@ class _Pulse(threading.Thread):
                 with contextlib.suppress(LinkClosed):
                     self._link.send(Beat(count))
         os._exit(_ORPHANED)
+
+
+def _own_threads() -> int:
+    """For a rank that a launcher started: its share of this host's cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+
+
+def join(launched: Launched) -> int:
+    """Be the rank that the launcher made this process; returns its exit code when the replica has ended.
+
+    Raises EngineError when rank 0 cannot be reached.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return main(RankEnd(connect_rank(launched)))
 
 
 def _die_with(parent: int) -> None:

@@ -43,7 +43,7 @@ class Setup(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Descriptor of the heartbeat board; None: beats go over the link."""
     beat_seconds: float = 0.25
     store: str | None = None
-    """host:port of the store where torch.distributed's ranks meet; None: as the environment says."""
+    """host:port of the store where torch.distributed's ranks meet."""
     oversubscribed: bool = False
     """More ranks than cores: waiting never spins."""
     parent: int | None = None

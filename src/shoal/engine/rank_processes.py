@@ -1,4 +1,4 @@
-"""Rank processes of this host: started, listened to, watched and ended by one thread.
+"""Rank processes, started here or connected from elsewhere: listened to, watched and ended by one thread.
 
 A failure, of whatever sort, takes one way: it is worded with the rank's name, every rank is killed and reaped, and
 only then is it told. Nothing is left behind even if this process is killed: ranks end with their parent, and their
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.engine.heartbeat import BeatBoard, Lateness
-from shoal.engine.rank_link import ExecutorEnd, Failed, FromRank, LinkClosed, Setup, Stop, frame
+from shoal.engine.rank_link import Beat, ExecutorEnd, Failed, FromRank, LinkClosed, Setup, Stop, frame
 
 log = logging.getLogger("shoal.engine.ranks")
 
@@ -38,8 +38,11 @@ _REAP_SECONDS = 5.0
 @dataclass(slots=True)
 class _Rank:
     name: str
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | None
+    """None: started by others; it ends when its link is closed."""
     link: ExecutorEnd
+    beats: int = 0
+    """Heartbeats that came over the link."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -59,8 +62,10 @@ class Launch:
     setup: Setup
     name: str
     """For messages: `rank 1 (tp 1 of 2)`."""
-    fds: tuple[int, ...]
+    fds: tuple[int, ...] = ()
     """Descriptors the setup speaks of."""
+    sock: socket.socket | None = None
+    """The link of a rank that others have started."""
 
 
 class RankProcesses:
@@ -100,7 +105,8 @@ class RankProcesses:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        return tuple(rank.process.pid for rank in self._ranks)
+        """Of the ranks that were started here."""
+        return tuple(rank.process.pid for rank in self._ranks if rank.process is not None)
 
     def start(self) -> None:
         """Returns once every process runs; loading goes on. Raises OSError if they cannot be started."""
@@ -148,21 +154,10 @@ class RankProcesses:
 
     def _spawn(self) -> None:
         for launch in self._launches:
-            ours, theirs = socket.socketpair()
-            with theirs:
-                link = ExecutorEnd(ours, self._step_timeout)
-                try:
-                    process = subprocess.Popen(
-                        [sys.executable, "-P", "-m", "shoal.engine.rank", str(theirs.fileno())],
-                        pass_fds=(theirs.fileno(), *launch.fds),
-                        stdin=subprocess.DEVNULL,
-                        # Away from the terminal's process group: Ctrl-C is the parent's to handle.
-                        start_new_session=True,
-                        env=_environment(launch.setup.threads),
-                    )
-                except BaseException:
-                    link.close()
-                    raise
+            if launch.sock is not None:
+                process, link = None, ExecutorEnd(launch.sock, self._step_timeout)
+            else:
+                process, link = _start(launch, self._step_timeout)
             self._ranks.append(_Rank(launch.name, process, link))
             link.send(frame(launch.setup))
 
@@ -193,6 +188,9 @@ class RankProcesses:
             self._fail(f"{rank.name} {self._end_of(rank)}")
             return
         for message in messages:
+            if isinstance(message, Beat):
+                rank.beats = message.count
+                continue
             if isinstance(message, Failed):
                 log.debug("%s failed:\n%s", rank.name, message.traceback)
                 self._fail(self._worded(rank, message), message.kind)
@@ -200,8 +198,9 @@ class RankProcesses:
             self._on_message(index, message)
 
     def _check(self, lateness: Lateness, now: float) -> None:
-        for index in range(len(self._ranks)):
-            lateness.observe(index, self._board.beats(index), self._board.wait(index), now)
+        for index, rank in enumerate(self._ranks):
+            beats = rank.beats if rank.process is None else self._board.beats(index)
+            lateness.observe(index, beats, self._board.wait(index), now)
         if self.serving != self._judged:
             # What a rank did while it loaded says nothing about how it serves.
             self._judged = self.serving
@@ -212,9 +211,10 @@ class RankProcesses:
             return
         limit = _SHARE * self._timeout
         if (quiet := lateness.silent(limit, now)) is not None:
-            rank, age = self._ranks[quiet[0]], quiet[1]
-            state = "is stopped" if _is_stopped(rank.process.pid) else "does not respond"
-            self._fail(f"{rank.name} {state}: no heartbeat for {age:.1f} s")
+            silent, age = self._ranks[quiet[0]], quiet[1]
+            stopped = silent.process is not None and _is_stopped(silent.process.pid)
+            state = "is stopped" if stopped else "does not respond"
+            self._fail(f"{silent.name} {state}: no heartbeat for {age:.1f} s")
         elif (late := lateness.late(limit, now)) is not None:
             self._fail(f"{self._ranks[late[0]].name} is late: other ranks have waited {late[1]:.1f} s for it")
         elif (holder := self._overdue(now)) is not None:
@@ -222,6 +222,8 @@ class RankProcesses:
 
     def _end_of(self, rank: _Rank) -> str:
         """How a rank's process ended, whose link is closed."""
+        if rank.process is None:
+            return "closed its link: its process or its host is gone"
         try:
             code = rank.process.wait(1.0)
         except subprocess.TimeoutExpired:
@@ -248,20 +250,44 @@ class RankProcesses:
         deadline = time.monotonic() + _GOODBYE_SECONDS
         for rank in self._ranks:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                rank.process.wait(max(0.0, deadline - time.monotonic()))
+                if rank.process is not None:
+                    rank.process.wait(max(0.0, deadline - time.monotonic()))
 
     def _kill(self) -> None:
         """End what still runs, reap it and close its link. A stopped process dies of SIGKILL too."""
         for rank in self._ranks:
-            if rank.process.poll() is None:
+            if rank.process is not None and rank.process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
                     rank.process.send_signal(signal.SIGKILL)
         for rank in self._ranks:
             try:
-                rank.process.wait(_REAP_SECONDS)
+                if rank.process is not None:
+                    rank.process.wait(_REAP_SECONDS)
             except subprocess.TimeoutExpired:
-                log.error("%s (process %d) does not die", rank.name, rank.process.pid)
+                log.error("%s does not die", rank.name)
             rank.link.close()
+        for launch in self._launches:
+            if launch.sock is not None:
+                launch.sock.close()
+
+
+def _start(launch: Launch, send_timeout: float) -> tuple[subprocess.Popen[bytes], ExecutorEnd]:
+    ours, theirs = socket.socketpair()
+    link = ExecutorEnd(ours, send_timeout)
+    with theirs:
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "shoal.engine.rank", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(), *launch.fds),
+                stdin=subprocess.DEVNULL,
+                # Away from the terminal's process group: Ctrl-C is the parent's to handle.
+                start_new_session=True,
+                env=_environment(launch.setup.threads),
+            )
+        except BaseException:
+            link.close()
+            raise
+    return process, link
 
 
 def _environment(threads: int) -> dict[str, str]:

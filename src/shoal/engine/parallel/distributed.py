@@ -37,14 +37,9 @@ def open_distributed(setup: Setup) -> Mesh:
         torch.cuda.set_device(local)
         device = torch.device("cuda", local)
     try:
-        if setup.store is None:
-            dist.init_process_group(setup.collectives, timeout=timeout, rank=rank, world_size=spec.world)
-        else:
-            host, _, port = setup.store.rpartition(":")
-            store = dist.TCPStore(host, int(port), is_master=False, timeout=timeout)  # type: ignore[attr-defined]
-            dist.init_process_group(
-                setup.collectives, store=store, timeout=timeout, rank=rank, world_size=spec.world
-            )
+        host, _, port = (setup.store or "").rpartition(":")
+        store = dist.PrefixStore("shoal", dist.TCPStore(host, int(port), is_master=False, timeout=timeout))  # type: ignore[attr-defined]
+        dist.init_process_group(setup.collectives, store=store, timeout=timeout, rank=rank, world_size=spec.world)
         traffic = TrafficCounters()
         groups: dict[GroupAxis, Group] = {}
         # Every rank makes every group, in the same order: torch.distributed numbers them as they are made.
