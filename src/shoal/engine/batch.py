@@ -1,4 +1,9 @@
-"""What a rank's model sees of one step: flat rows, prefill and decode mixed, no padding."""
+"""What a rank's model sees of one step: flat rows, prefill and decode mixed, no padding.
+
+With context parallelism, the token at position p belongs to rank p mod n, whose model computes its row and whose KV
+memory keeps it (docs/parallel.md). A rank's batch then has its own rows only, and a `Stripe` says where they lie
+among those of all ranks.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +39,31 @@ class Batch:
     """[R] int64"""
     lengths: tuple[tuple[int, int], ...]
     """Per sequence (query_length, context_length)."""
+    stripe: "Stripe | None" = None
+    """Only with context parallelism; attention is then over `stripe.whole`."""
+    key_stride: int = 1
+    """Cached key j of a sequence is that of position j * key_stride + key_offset. Lengths count positions."""
+    key_offset: int = 0
     plans: dict[object, object] = field(default_factory=dict, repr=False, compare=False)
     """What the attention ops worked out for this batch, kept for the next layer of the same kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stripe:
+    """A step whose sequences are striped over the ranks of a group, as one of the ranks needs to know it."""
+
+    whole: Batch
+    """All rows of the step. Attention over it reads the keys that this rank has: every n-th."""
+    sizes: tuple[int, ...]
+    """Rows of each rank."""
+    by_rank: Tensor
+    """[rows of the step] int64: rows of `whole`, those of the first rank first, each rank's in its own order."""
+    order: Tensor
+    """[rows of the step] int64, the inverse: where a row of `whole` is when ranks' rows lie one after another."""
+    logit_sizes: tuple[int, ...]
+    """Rows of each rank whose logits are wanted."""
+    logit_order: Tensor
+    """[R of all ranks] int64: as `order`, of the rows whose logits are wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,38 +80,114 @@ class SequenceRows:
     """How many of the last rows want logits."""
 
 
-def build_batch(sequences: Sequence[SequenceRows], block_size: int, device: torch.device) -> Batch:
-    """Lay the sequences' rows one after another. Raises ValueError for an empty share or a table too short."""
+def build_batch(
+    sequences: Sequence[SequenceRows],
+    block_size: int,
+    device: torch.device,
+    stripe: tuple[int, int] = (0, 1),
+) -> Batch:
+    """Lay the sequences' rows one after another; of no sequences, a batch without rows.
+
+    `stripe` is (index, size) of this rank among those that sequences are striped over; `block_size` counts tokens
+    that one rank keeps in a block. Raises ValueError for an empty share or a table too short.
+    """
+    index, size = stripe
+    rows = _lay(sequences, block_size * size)
+    if size == 1:
+        return _batch(rows, np.arange(len(rows.positions)), block_size, device)
+    owners = rows.positions % size
+    by_rank = np.argsort(owners, kind="stable")
+    wanted_owners = owners[rows.wanted]
+    whole = _batch(rows, np.arange(len(owners)), block_size, device, stripe)
+    return _batch(
+        rows,
+        np.flatnonzero(owners == index),
+        block_size,
+        device,
+        stripe,
+        Stripe(
+            whole=whole,
+            sizes=tuple(np.bincount(owners, minlength=size).tolist()),
+            by_rank=torch.from_numpy(by_rank).to(device),
+            order=torch.from_numpy(np.argsort(by_rank)).to(device),
+            logit_sizes=tuple(np.bincount(wanted_owners, minlength=size).tolist()),
+            logit_order=torch.from_numpy(np.argsort(np.argsort(wanted_owners, kind="stable"))).to(device),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """All rows of a step, on the host."""
+
+    tokens: Integers
+    positions: Integers
+    owner: Integers
+    """[T] the sequence of each row."""
+    contexts: Integers
+    tables: npt.NDArray[np.int32]
+    wanted: Integers
+    """Rows whose logits are wanted."""
+
+
+def _lay(sequences: Sequence[SequenceRows], tokens_a_block: int) -> _Rows:
     queries = np.array([len(s.tokens) for s in sequences], dtype=np.int64)
     starts = np.array([s.start for s in sequences], dtype=np.int64)
     contexts = starts + queries
     for index, sequence in enumerate(sequences):
-        held = len(sequence.blocks) * block_size
+        held = len(sequence.blocks) * tokens_a_block
         if not queries[index] or held < contexts[index]:
             raise ValueError(
                 f"sequence {index} of the batch has {queries[index]} rows up to position {contexts[index]} and "
                 f"blocks for {held} tokens; expected at least one row and a block for each"
             )
-    bounds = np.zeros(len(sequences) + 1, dtype=np.int64)
-    np.cumsum(queries, out=bounds[1:])
+    ends = np.cumsum(queries)
     owner = np.repeat(np.arange(len(sequences)), queries)
-    positions = np.arange(bounds[-1]) - bounds[owner] + starts[owner]
-    tables = np.zeros((len(sequences), max(len(s.blocks) for s in sequences)), dtype=np.int32)
+    positions = np.arange(len(owner)) - (ends - queries)[owner] + starts[owner]
+    tables = np.zeros((len(sequences), max((len(s.blocks) for s in sequences), default=0)), dtype=np.int32)
     for row, sequence in zip(tables, sequences, strict=True):
         row[: len(sequence.blocks)] = sequence.blocks
-    slots = tables[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
-    wanted = [np.arange(end - s.logits, end) for s, end in zip(sequences, bounds[1:], strict=True)]
+    none = [np.zeros(0, dtype=np.int64)]
+    return _Rows(
+        tokens=np.concatenate(none + [np.asarray(s.tokens, dtype=np.int64) for s in sequences]),
+        positions=positions,
+        owner=owner,
+        contexts=contexts,
+        tables=tables,
+        wanted=np.concatenate(none + [np.arange(e - s.logits, e) for s, e in zip(sequences, ends, strict=True)]),
+    )
+
+
+def _batch(
+    rows: _Rows,
+    own: Integers,
+    block_size: int,
+    device: torch.device,
+    stripe: tuple[int, int] = (0, 1),
+    among: Stripe | None = None,
+) -> Batch:
+    """The batch of some of the rows."""
+    index, size = stripe
+    positions, owner = rows.positions[own], rows.owner[own]
+    local = positions // size
+    slots = rows.tables[owner, local // block_size].astype(np.int64) * block_size + local % block_size
+    queries = np.bincount(owner, minlength=len(rows.contexts))
+    bounds = np.zeros(len(queries) + 1, dtype=np.int32)
+    np.cumsum(queries, out=bounds[1:])
 
     def tensor(array: npt.NDArray[np.integer]) -> Tensor:
         return torch.from_numpy(array).to(device)
 
     return Batch(
-        tokens=tensor(np.concatenate([np.asarray(s.tokens, dtype=np.int64) for s in sequences])),
+        tokens=tensor(rows.tokens[own]),
         positions=tensor(positions),
         slots=tensor(slots),
-        query_starts=tensor(bounds.astype(np.int32)),
-        context_lengths=tensor(contexts.astype(np.int32)),
-        block_tables=tensor(tables),
-        logit_rows=tensor(np.concatenate(wanted)),
-        lengths=tuple(zip(queries.tolist(), contexts.tolist(), strict=True)),
+        query_starts=tensor(bounds),
+        context_lengths=tensor(rows.contexts.astype(np.int32)),
+        block_tables=tensor(rows.tables),
+        logit_rows=tensor(np.flatnonzero(np.isin(own, rows.wanted, assume_unique=True))),
+        lengths=tuple(zip(queries.tolist(), rows.contexts.tolist(), strict=True)),
+        stripe=among,
+        key_stride=size,
+        key_offset=index,
     )

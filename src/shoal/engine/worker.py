@@ -1,6 +1,8 @@
-"""One rank: holds a model, its KV memory and its sampler, and executes step plans. Decides nothing.
+"""One rank: holds a share of a model, its KV memory and, on one rank of a lane, the sampler; executes step plans.
 
-What a rank remembers of a sequence is what plans told it: the block table so far. A `reset` replaces it.
+Decides nothing. What a rank remembers of a sequence is what plans told it: the block table so far. A `reset`
+replaces it. All ranks of a lane are given the same plans, and derive the same rows from them: nothing that one rank
+alone knows (a grammar that did not compile, say) may change the shape of what they exchange.
 """
 
 from dataclasses import dataclass
@@ -9,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shoal.engine.batch import SequenceRows, build_batch
+from shoal.engine.batch import Batch, SequenceRows, build_batch
 from shoal.engine.kv.cache import KvCache
 from shoal.engine.messages import Admission, StepCommand
 from shoal.engine.models.decoder import CausalLM
+from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.sampling.sampler import Sampler, SampleRow
 from shoal.policy.batching.plan import SampledSequence, ScheduledSequence, StepResult
 
@@ -53,35 +56,41 @@ class _PromptRows:
 class Worker:
     """Executes steps on one device. Not thread-safe: one caller at a time."""
 
-    def __init__(self, model: CausalLM, kv: KvCache, sampler: Sampler, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        kv: KvCache,
+        sampler: Sampler | None,
+        device: torch.device,
+        mesh: Mesh | None = None,
+    ) -> None:
+        """`sampler` is given where `mesh.samples`; `mesh` None: one rank."""
         self._model = model
         self._kv = kv
         self._sampler = sampler
         self._device = device
+        self._mesh = mesh or Mesh.single()
         self._tables: dict[int, _Table] = {}
         self._prompts: dict[int, _PromptRows] = {}
         self._refused: dict[int, str] = {}
         """Sequences whose sampler state could not be made, and why: they fail alone, not the step."""
 
     def execute(self, command: StepCommand) -> StepResult:
-        """Run one step. Per-sequence failures are in the result; an exception means the rank is broken."""
+        """Run one step. Per-sequence failures are in the result, which is empty on ranks that don't sample; an
+        exception means the rank is broken.
+        """
         plan = command.plan
         for sequence_id in plan.finished:
             self._forget(sequence_id)
         for admission in command.admissions:
             self._admit(admission)
         self._kv.copy_blocks(plan.copies)
-        logits, rows = self._compute(plan.sequences)
-        sampled = [
-            self._refuse(s) if s.sequence_id in self._refused else s for s in self._sampler.sample(logits, rows)
-        ]
-        for result in sampled:
-            if result.error is not None:
-                self._scrub(result.sequence_id)
-        return StepResult(plan.step, tuple(sampled))
+        if not plan.sequences and not self._mesh.spec.lock_step:
+            return StepResult(plan.step, ())
+        return StepResult(plan.step, tuple(self._compute(plan.sequences)))
 
     @torch.inference_mode()
-    def _compute(self, entries: tuple[ScheduledSequence, ...]) -> tuple[torch.Tensor, list[SampleRow]]:
+    def _compute(self, entries: tuple[ScheduledSequence, ...]) -> list[SampledSequence]:
         shares: list[SequenceRows] = []
         rows: list[SampleRow] = []
         row = 0
@@ -90,14 +99,33 @@ class Worker:
             prompt = self._prompts.get(entry.sequence_id)
             targets = prompt.targets(entry) if prompt is not None else ()
             drafts = entry.tokens[len(entry.tokens) - entry.drafts :]
-            sample = entry.sample and entry.sequence_id not in self._refused
-            wanted = len(targets) + (1 + entry.drafts if sample else 0)
+            wanted = len(targets) + (1 + entry.drafts if entry.sample else 0)
             shares.append(SequenceRows(entry.tokens, entry.start, table.view, wanted))
-            rows.append(SampleRow(entry.sequence_id, row, row + wanted, sample, targets, drafts))
+            if entry.sequence_id in self._refused:
+                rows.append(SampleRow(entry.sequence_id, row, row, False))
+            else:
+                rows.append(SampleRow(entry.sequence_id, row, row + wanted, entry.sample, targets, drafts))
             row += wanted
-        batch = build_batch(shares, self._kv.block_size, self._device)
+        cp = self._mesh.cp
+        batch = build_batch(shares, self._kv.block_size, self._device, (cp.index, cp.size))
         hidden = self._model(batch, self._kv)
-        return self._model.logits(hidden.index_select(0, batch.logit_rows)), rows
+        wanted_hidden = self._wanted(batch, hidden)
+        self._scrub_failed(wanted_hidden, shares)
+        if not self._mesh.last_stage or cp.index > 0:
+            return []
+        logits = self._model.logits(wanted_hidden)
+        if self._sampler is None:
+            return []
+        sampled = self._sampler.sample(logits, rows)
+        return [self._refuse(s) if s.sequence_id in self._refused else s for s in sampled]
+
+    def _wanted(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states of the rows whose logits are wanted, on every rank of the stage: [R, H]."""
+        own = hidden.index_select(0, batch.logit_rows)
+        stripe = batch.stripe
+        if stripe is None or not len(stripe.logit_order):
+            return own
+        return self._mesh.cp.all_gather(own, 0, stripe.logit_sizes).index_select(0, stripe.logit_order)
 
     def _table(self, entry: ScheduledSequence) -> _Table:
         table = self._tables.get(entry.sequence_id)
@@ -111,6 +139,8 @@ class Worker:
         self._prompts.pop(sequence_id, None)
         if admission.params.prompt_logprobs is not None and not admission.output:
             self._prompts[sequence_id] = _PromptRows(admission.prompt)
+        if self._sampler is None:
+            return
         try:
             self._sampler.add(sequence_id, admission.params, admission.prompt, admission.output)
         except ValueError as error:
@@ -119,9 +149,22 @@ class Worker:
     def _refuse(self, result: SampledSequence) -> SampledSequence:
         return SampledSequence(result.sequence_id, (), error=self._refused[result.sequence_id])
 
-    def _scrub(self, sequence_id: int) -> None:
-        """Zero blocks in which a failed sequence left a NaN: masked slots are still multiplied."""
-        blocks = self._tables[sequence_id].view
+    def _scrub_failed(self, wanted: torch.Tensor, shares: list[SequenceRows]) -> None:
+        """Zero blocks of sequences that met a NaN or infinity: masked slots are multiplied too, and 0 · NaN is NaN.
+
+        A row that isn't finite stays so through all later layers, so that the sampler ends its sequence; every rank
+        sees it where its own memory may hold some. `wanted` are the hidden states of the shares' last rows.
+        """
+        finite = wanted.isfinite().all(1) if len(wanted) else wanted.new_ones(0, dtype=torch.bool)
+        if bool(finite.all()):
+            return
+        start = 0
+        for share in shares:
+            if not bool(finite[start : start + share.logits].all()):
+                self._scrub(np.asarray(share.blocks))
+            start += share.logits
+
+    def _scrub(self, blocks: npt.NDArray[np.int32]) -> None:
         index = torch.from_numpy(blocks.astype(np.int64)).to(self._device)
         dirty = torch.zeros(len(blocks), dtype=torch.bool, device=self._device)
         for layer in self._kv.layers:
@@ -133,7 +176,8 @@ class Worker:
         self._tables.pop(sequence_id, None)
         self._prompts.pop(sequence_id, None)
         self._refused.pop(sequence_id, None)
-        self._sampler.remove(sequence_id)
+        if self._sampler is not None:
+            self._sampler.remove(sequence_id)
 
     @property
     def live_sequences(self) -> int:

@@ -6,9 +6,12 @@ from torch import Tensor, nn
 from shoal.engine import ops
 from shoal.engine.batch import Batch
 from shoal.engine.kv.cache import LayerKv
-from shoal.engine.layers.linear import Linear
-from shoal.engine.layers.loading import Target
+from shoal.engine.layers.linear import Linear, RowLinear
+from shoal.engine.layers.loading import Span, Target
 from shoal.engine.layers.norm import RmsNorm
+from shoal.engine.layers.striped import striped_attention
+from shoal.engine.parallel.mesh import Mesh
+from shoal.engine.parallel.placement import own_heads
 from shoal.specs.model import AttentionSpec, NormSpec
 
 Rotation = tuple[Tensor, Tensor]
@@ -16,40 +19,59 @@ Rotation = tuple[Tensor, Tensor]
 
 
 class Attention(nn.Module):
-    """x [T, H] -> [T, H]. q, k and v come from one product."""
+    """x [T, H] -> [T, H]. q, k and v come from one product.
+
+    A tensor-parallel rank holds some of the heads, in whole KV groups or with their KV head replicated; the outputs
+    are summed over ranks. Context-parallel ranks hold some of the rows and of the keys (`layers.striped`).
+    """
 
     def __init__(
-        self, spec: AttentionSpec, norm: NormSpec, hidden: int, dtype: torch.dtype, device: torch.device
+        self,
+        spec: AttentionSpec,
+        norm: NormSpec,
+        hidden: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        mesh: Mesh | None = None,
     ) -> None:
         super().__init__()
+        mesh = mesh or Mesh.single()
+        own = own_heads(spec, mesh)
         self.spec = spec
+        self.cp = mesh.cp
+        self.heads, self.kv_heads = len(own.q), len(own.kv)
         self.interleaved = spec.rope is not None and spec.rope.interleaved
         self.parts = {
-            "q_proj": spec.heads * spec.head_dim,
-            "k_proj": spec.kv_heads * spec.head_dim,
-            "v_proj": spec.kv_heads * spec.v_head_dim,
+            "q_proj": Span.of(spec.heads, own.q, spec.head_dim),
+            "k_proj": Span.of(spec.kv_heads, own.kv, spec.head_dim),
+            "v_proj": Span.of(spec.kv_heads, own.kv, spec.v_head_dim),
         }
-        self.qkv = Linear(hidden, sum(self.parts.values()), spec.qkv_bias, dtype, device)
-        self.out = Linear(spec.heads * spec.v_head_dim, hidden, spec.out_bias, dtype, device)
+        self.widths = (len(self.parts["q_proj"]) + len(self.parts["k_proj"]), len(self.parts["v_proj"]))
+        self.qkv = Linear(hidden, sum(self.widths), spec.qkv_bias, dtype, device)
+        inputs = Span.of(spec.heads, own.q, spec.v_head_dim)
+        self.out = RowLinear(inputs, hidden, spec.out_bias, dtype, device, mesh.tp)
         self.q_norm = RmsNorm(spec.head_dim, norm, dtype, device) if spec.qk_norm else None
         self.k_norm = RmsNorm(spec.head_dim, norm, dtype, device) if spec.qk_norm else None
 
     def forward(self, x: Tensor, rotation: Rotation | None, batch: Batch, kv: LayerKv) -> Tensor:
         spec = self.spec
         rows = x.shape[0]
-        qk, v = self.qkv(x).split((self.parts["q_proj"] + self.parts["k_proj"], self.parts["v_proj"]), -1)
-        qk = qk.view(rows, spec.heads + spec.kv_heads, spec.head_dim)
+        qk, v = self.qkv(x).split(self.widths, -1)
+        qk = qk.view(rows, self.heads + self.kv_heads, spec.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
-            qk = torch.cat((self.q_norm(qk[:, : spec.heads]), self.k_norm(qk[:, spec.heads :])), 1)
+            qk = torch.cat((self.q_norm(qk[:, : self.heads]), self.k_norm(qk[:, self.heads :])), 1)
         if rotation is not None:
             qk = ops.rope(qk, *rotation, self.interleaved)
-        q, k = qk.split((spec.heads, spec.kv_heads), 1)
-        ops.write_kv(kv, k, v.view(rows, spec.kv_heads, spec.v_head_dim), batch.slots)
-        attended = ops.paged_attention(q, kv, batch, spec.scale, spec.window, spec.softcap)
-        return self.out(attended.view(rows, -1))  # type: ignore[no-any-return]
+        q, k = qk.split((self.heads, self.kv_heads), 1)
+        ops.write_kv(kv, k, v.view(rows, self.kv_heads, spec.v_head_dim), batch.slots)
+        if batch.stripe is None:
+            attended = ops.paged_attention(q, kv, batch, spec.scale, spec.window, spec.softcap)
+        else:
+            attended = striped_attention(q, kv, batch.stripe, self.cp, spec.scale, spec.window, spec.softcap)
+        return self.out(attended.view(rows, self.heads * spec.v_head_dim))  # type: ignore[no-any-return]
 
     def targets(self) -> dict[str, Target]:
-        found = self.qkv.targets(self.parts) | self.out.targets({"o_proj": self.out.weight.shape[0]})
+        found = self.qkv.targets(self.parts) | self.out.targets("o_proj")
         if self.q_norm is not None and self.k_norm is not None:
             found |= self.q_norm.targets("q_norm") | self.k_norm.targets("k_norm")
         return found

@@ -4,20 +4,28 @@ import torch
 from torch import Tensor, nn
 
 from shoal.engine import ops
-from shoal.engine.layers.linear import Linear
-from shoal.engine.layers.loading import Target
+from shoal.engine.layers.linear import Linear, RowLinear
+from shoal.engine.layers.loading import Span, Target
+from shoal.engine.parallel.mesh import Mesh
+from shoal.engine.parallel.shard import split
 from shoal.specs.model import FfnSpec
 
 
 class GatedMlp(nn.Module):
-    """down(act(gate(x)) · up(x)), [T, H] -> [T, H]; gate and up come from one product."""
+    """down(act(gate(x)) · up(x)), [T, H] -> [T, H]; gate and up come from one product.
 
-    def __init__(self, spec: FfnSpec, hidden: int, dtype: torch.dtype, device: torch.device) -> None:
+    A tensor-parallel rank holds some of the inner columns, and the outputs are summed over ranks.
+    """
+
+    def __init__(
+        self, spec: FfnSpec, hidden: int, dtype: torch.dtype, device: torch.device, mesh: Mesh | None = None
+    ) -> None:
         super().__init__()
-        self.inner = spec.intermediate
+        tp = (mesh or Mesh.single()).tp
+        self.inner = Span(spec.intermediate, split(spec.intermediate, tp.size)[tp.index])
         self.activation = spec.activation
-        self.gate_up = Linear(hidden, 2 * spec.intermediate, spec.bias, dtype, device)
-        self.down = Linear(spec.intermediate, hidden, spec.bias, dtype, device)
+        self.gate_up = Linear(hidden, 2 * len(self.inner), spec.bias, dtype, device)
+        self.down = RowLinear(self.inner, hidden, spec.bias, dtype, device, tp)
 
     def forward(self, x: Tensor) -> Tensor:
         gate_up = self.gate_up(x)
@@ -28,5 +36,6 @@ class GatedMlp(nn.Module):
         return self.down(inner)  # type: ignore[no-any-return]
 
     def targets(self) -> dict[str, Target]:
-        parts = {"gate_proj": self.inner, "up_proj": self.inner}
-        return self.gate_up.targets(parts) | self.down.targets({"down_proj": self.down.weight.shape[0]})
+        return self.gate_up.targets({"gate_proj": self.inner, "up_proj": self.inner}) | self.down.targets(
+            "down_proj"
+        )

@@ -7,6 +7,7 @@ import torch
 from shoal.engine.errors import EngineError
 from shoal.engine.models.decoder import CausalLM
 from shoal.engine.models.names import ARCHITECTURES
+from shoal.engine.parallel.mesh import Mesh
 from shoal.specs.model import LayerSpec, ModelSpec
 
 
@@ -15,9 +16,13 @@ class UnsupportedModel(EngineError):
 
 
 def build_model(
-    spec: ModelSpec, dtype: torch.dtype, device: torch.device, max_length: int | None = None
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_length: int | None = None,
+    mesh: Mesh | None = None,
 ) -> CausalLM:
-    """The model with uninitialised parameters; `load` fills them.
+    """The model, or a rank's share of it, with uninitialised parameters; `load` fills them. `mesh` None: one rank.
 
     `max_length` is the longest sequence that will be served (default: the model's own limit); RoPE kinds that
     depend on length use it, see `layers.rope`. Raises UnsupportedModel naming what the engine doesn't run.
@@ -35,7 +40,7 @@ def build_model(
     for index, layer in enumerate(spec.layers):
         for feature in _missing(layer):
             raise UnsupportedModel(f"{spec.name}: layer {index} has {feature}, which the engine doesn't run")
-    return CausalLM(spec, names, max_length or spec.max_position, dtype, device)
+    return CausalLM(spec, names, max_length or spec.max_position, dtype, device, mesh)
 
 
 def _missing(layer: LayerSpec) -> Iterator[str]:

@@ -1,6 +1,14 @@
-"""A decoder-only transformer assembled from a `ModelSpec`: every architecture of `names.ARCHITECTURES`."""
+"""A decoder-only transformer assembled from a `ModelSpec`: every architecture of `names.ARCHITECTURES`.
 
-from collections.abc import Iterable
+A rank of a mesh holds its pipeline stage, and of each matrix in it what is its own (see docs/parallel.md):
+
+    stage 0          embedding ─ layers 0 … ─ send
+    stage 1               recv ─ layers … n ─ norm ─ head
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -8,24 +16,33 @@ from torch import Tensor, nn
 from shoal.engine.batch import Batch
 from shoal.engine.kv.cache import KvCache, LayerKv
 from shoal.engine.layers.attention import Attention, Rotation
-from shoal.engine.layers.embedding import Embedding
-from shoal.engine.layers.linear import Linear
-from shoal.engine.layers.loading import Target, empty
+from shoal.engine.layers.embedding import Embedding, Head
+from shoal.engine.layers.loading import Target, cutter
 from shoal.engine.layers.mlp import GatedMlp
 from shoal.engine.layers.norm import RmsNorm
 from shoal.engine.layers.rope import RotaryEmbedding
 from shoal.engine.models.names import NormNames, canonical
+from shoal.engine.parallel.mesh import Mesh
+from shoal.engine.parallel.placement import own_layers
 from shoal.engine.weights.errors import WeightsError
+from shoal.engine.weights.source import Ranges, WeightSource
 from shoal.specs.model import LayerSpec, ModelSpec, RopeSpec
 
-_LM_HEAD = "lm_head.weight"
+_LM_HEAD = "lm_head"
 _EMBEDDING = "embed_tokens"
+_NORM = "norm"
+_OF_A_LAYER = re.compile(r"layers\.(\d+)\.")
+
+_Stored = tuple[str, tuple[int, ...], Callable[[Ranges], Tensor]]
+"""Name, shape and reader of a checkpoint's tensor."""
 
 
 class DecoderLayer(nn.Module):
     """x + attention(norm(x)), then the same with the FFN; a second norm before each sum in sandwich models."""
 
-    def __init__(self, spec: LayerSpec, model: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, spec: LayerSpec, model: ModelSpec, dtype: torch.dtype, device: torch.device, mesh: Mesh
+    ) -> None:
         super().__init__()
 
         def norm() -> RmsNorm:
@@ -34,8 +51,8 @@ class DecoderLayer(nn.Module):
         self.attention_norm, self.ffn_norm = norm(), norm()
         self.after_attention_norm = norm() if model.norm.sandwich else None
         self.after_ffn_norm = norm() if model.norm.sandwich else None
-        self.attention = Attention(spec.attention, model.norm, model.hidden, dtype, device)
-        self.mlp = GatedMlp(spec.ffn, model.hidden, dtype, device)
+        self.attention = Attention(spec.attention, model.norm, model.hidden, dtype, device, mesh)
+        self.mlp = GatedMlp(spec.ffn, model.hidden, dtype, device, mesh)
 
     def forward(self, x: Tensor, rotation: Rotation | None, batch: Batch, kv: LayerKv) -> Tensor:
         attended = self.attention(self.attention_norm(x), rotation, batch, kv)
@@ -59,60 +76,97 @@ class DecoderLayer(nn.Module):
 
 
 class CausalLM(nn.Module):
-    """Parameters are uninitialised until `load`."""
+    """One rank's share of a model. Parameters are uninitialised until `load`."""
 
     def __init__(
-        self, spec: ModelSpec, names: NormNames, max_length: int, dtype: torch.dtype, device: torch.device
+        self,
+        spec: ModelSpec,
+        names: NormNames,
+        max_length: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        mesh: Mesh | None = None,
     ) -> None:
         super().__init__()
+        mesh = mesh or Mesh.single()
         self.spec = spec
         self.names = names
-        self.embedding = Embedding(spec.vocab, spec.hidden, spec.embedding_scale, dtype, device)
-        self.layers = nn.ModuleList(DecoderLayer(layer, spec, dtype, device) for layer in spec.layers)
-        self.norm = RmsNorm(spec.hidden, spec.norm, dtype, device)
-        self.head = Linear(spec.hidden, spec.vocab, False, dtype, torch.device("meta"))
-        self.head.weight = (
-            self.embedding.weight if spec.tied_embeddings else empty((spec.vocab, spec.hidden), dtype, device)
+        self.mesh = mesh
+        self.dtype = dtype
+        self.stage = own_layers(spec, mesh)
+        self.embedding = (
+            Embedding(spec.vocab, spec.hidden, spec.embedding_scale, dtype, device, mesh.tp)
+            if mesh.first_stage
+            else None
         )
+        self.layers = nn.ModuleList(DecoderLayer(spec.layers[i], spec, dtype, device, mesh) for i in self.stage)
+        self.norm = RmsNorm(spec.hidden, spec.norm, dtype, device) if mesh.last_stage else None
+        self.head = Head(spec, self._shared_weight(), dtype, device, mesh.tp) if mesh.last_stage else None
         ropes: list[RopeSpec] = []
-        for layer in spec.layers:
-            if layer.attention.rope is not None and layer.attention.rope not in ropes:
-                ropes.append(layer.attention.rope)
+        for index in self.stage:
+            rope = spec.layers[index].attention.rope
+            if rope is not None and rope not in ropes:
+                ropes.append(rope)
         self.ropes = nn.ModuleList(RotaryEmbedding(rope, max_length, dtype, device) for rope in ropes)
-        self.rope_of_layer = [ropes.index(rope) if (rope := s.attention.rope) else None for s in spec.layers]
+        attentions = [spec.layers[index].attention for index in self.stage]
+        self.rope_of_layer = [ropes.index(a.rope) if a.rope else None for a in attentions]
+
+    def _shared_weight(self) -> nn.Parameter | None:
+        """The embedding's, where the head has the same and both are of this stage."""
+        return self.embedding.weight if self.embedding is not None and self.spec.tied_embeddings else None
 
     @torch.inference_mode()
     def forward(self, batch: Batch, kv: KvCache) -> Tensor:
-        """Run every row, writing its keys and values; the normed hidden states of all rows, [T, H]."""
-        x = self.embedding(batch.tokens)
+        """Run every row through this stage, writing its keys and values, and hand it on.
+
+        The last stage returns the normed hidden states of all rows, [T, H]; others what they sent.
+        """
+        x = self._enter(batch)
         rotations = [rope(batch.positions) for rope in self.ropes]
         for layer, rope, layer_kv in zip(self.layers, self.rope_of_layer, kv.layers, strict=True):
             x = layer(x, None if rope is None else rotations[rope], batch, layer_kv)
-        return self.norm(x)  # type: ignore[no-any-return]
+        if self.norm is not None:
+            return self.norm(x)  # type: ignore[no-any-return]
+        if len(x):
+            self.mesh.pp.send(x, self.mesh.at.pp + 1)
+        return x
+
+    def _enter(self, batch: Batch) -> Tensor:
+        if self.embedding is not None:
+            return self.embedding(batch.tokens)  # type: ignore[no-any-return]
+        shape = (len(batch.tokens), self.spec.hidden)
+        # Both sides know that there are no rows, as a context-parallel rank may have none.
+        if not shape[0]:
+            return torch.empty(shape, dtype=self.dtype, device=batch.tokens.device)
+        return self.mesh.pp.recv(shape, self.dtype, self.mesh.at.pp - 1)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """[R, H] -> [R, V] float32."""
-        logits: Tensor = self.head(hidden)
-        if self.spec.logit_scale != 1.0:
-            logits = logits * self.spec.logit_scale
-        if self.spec.final_softcap is not None:
-            logits = torch.tanh(logits / self.spec.final_softcap) * self.spec.final_softcap
-        return logits.float()
+        """[R, H] -> [R, V] float32 on the first tensor-parallel rank of the last stage; see `Head` for others."""
+        if self.head is None:
+            raise ValueError(f"the head is on stage {self.mesh.spec.pp - 1}, this is stage {self.mesh.at.pp}")
+        return self.head(hidden)  # type: ignore[no-any-return]
 
     def targets(self) -> dict[str, Target]:
-        """Canonical tensor names -> where they go. A tied head has no tensor of its own."""
-        found = self.embedding.targets(_EMBEDDING) | self.norm.targets("norm")
-        for index, layer in enumerate(self.layers):
+        """Canonical names of the tensors this rank needs -> where they go. A tied head has no tensor of its own;
+        on another stage than the embedding it is filled from the embedding's.
+        """
+        found: dict[str, Target] = {}
+        if self.head is not None:
+            found |= self.head.targets(_EMBEDDING if self.spec.tied_embeddings else _LM_HEAD)
+        if self.embedding is not None:
+            found |= self.embedding.targets(_EMBEDDING)
+        if self.norm is not None:
+            found |= self.norm.targets(_NORM)
+        for index, layer in zip(self.stage, self.layers, strict=True):
             assert isinstance(layer, DecoderLayer)
             found |= {f"layers.{index}.{name}": target for name, target in layer.targets(self.names).items()}
-        if not self.spec.tied_embeddings:
-            found[_LM_HEAD] = Target(self.head.weight)
         return found
 
     @torch.inference_mode()
-    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Fill the parameters from Hugging Face names, one tensor at a time.
+    def load(self, weights: WeightSource | Iterable[tuple[str, Tensor]]) -> None:
+        """Fill the parameters from Hugging Face names, one tensor at a time; of a source, only this rank's parts
+        are read.
 
         Raises WeightsError for tensors that are missing, not of this model, given twice, or of another shape. A
         head in the checkpoint of a model with tied embeddings is used if it differs, as Transformers does.
@@ -120,34 +174,44 @@ class CausalLM(nn.Module):
         targets = self.targets()
         missing = dict.fromkeys(targets)
         unknown = []
-        for name, tensor in weights:
+        for name, shape, read in _stored(weights):
             bare = canonical(name)
             if bare is None:
                 continue
-            if bare == _LM_HEAD and self.spec.tied_embeddings:
-                self._own_head(name, tensor)
+            if bare == f"{_LM_HEAD}.weight" and self.spec.tied_embeddings:
+                if self.head is not None:
+                    self.head.own(name, shape, read)
             elif bare not in targets:
-                unknown.append(name)
+                if not self._of_another_stage(bare):
+                    unknown.append(name)
             elif bare not in missing:
                 raise WeightsError("given twice, under names that mean the same", tensor=name)
             else:
-                targets[bare].fill(name, tensor)
+                targets[bare].fill(name, shape, read)
                 del missing[bare]
         if missing:
             raise WeightsError(f"{len(missing)} of {len(targets)} tensors are missing: {_some(missing)}")
         if unknown:
             raise WeightsError(f"{len(unknown)} tensors are not of {self.spec.architecture}: {_some(unknown)}")
-        if self._untied() and torch.equal(self.head.weight, self.embedding.weight):
-            self.head.weight = self.embedding.weight
+        if self.head is not None and (shared := self._shared_weight()) is not None:
+            self.head.share_if_equal(shared)
 
-    def _untied(self) -> bool:
-        """A head that the spec says is the embedding, and the checkpoint gave apart."""
-        return self.spec.tied_embeddings and self.head.weight is not self.embedding.weight
+    def _of_another_stage(self, bare: str) -> bool:
+        """Whether another rank checks this tensor: it belongs to a stage that is not here."""
+        match = _OF_A_LAYER.match(bare)
+        if match is not None:
+            layer = int(match[1])
+            return layer not in self.stage and layer < len(self.spec.layers)
+        return self.mesh.spec.pp > 1 and bare in {f"{name}.weight" for name in (_EMBEDDING, _NORM, _LM_HEAD)}
 
-    def _own_head(self, name: str, tensor: Tensor) -> None:
-        own = empty(tuple(self.embedding.weight.shape), self.embedding.weight.dtype, self.embedding.weight.device)
-        Target(own).fill(name, tensor)
-        self.head.weight = own
+
+def _stored(weights: WeightSource | Iterable[tuple[str, Tensor]]) -> Iterator[_Stored]:
+    if isinstance(weights, Iterable):
+        for name, tensor in weights:
+            yield name, tuple(tensor.shape), cutter(tensor)
+        return
+    for name in weights.names():
+        yield name, weights.shape(name), partial(weights.read, name)
 
 
 def _some(names: Iterable[str]) -> str:

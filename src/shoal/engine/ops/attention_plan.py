@@ -49,17 +49,15 @@ class AttentionGroup:
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """One sequence's queries and the keys they see."""
+    """One sequence's queries and the keys they see, counted among the keys that are here."""
 
     sequence: int
     row: int
     queries: int
     context: int
     first_key: int
-
-    @property
-    def keys(self) -> int:
-        return self.context - self.first_key
+    keys: int
+    """0 when the keys that the queries see are all elsewhere."""
 
 
 def plan_attention(
@@ -79,10 +77,16 @@ def plan_attention(
 def _shares(batch: Batch, window: int | None) -> list[_Share]:
     shares, row = [], 0
     for index, (queries, context) in enumerate(batch.lengths):
-        first = 0 if window is None else max(0, context - queries + 1 - window)
-        shares.append(_Share(index, row, queries, context, first))
+        first_position = 0 if window is None else max(0, context - queries + 1 - window)
+        first, end = _keys_before(first_position, batch), _keys_before(context, batch)
+        shares.append(_Share(index, row, queries, context, first, end - first))
         row += queries
     return shares
+
+
+def _keys_before(position: int, batch: Batch) -> int:
+    """How many of the keys that are here belong to earlier positions: ⌈(position - offset) / stride⌉."""
+    return max(0, -((batch.key_offset - position) // batch.key_stride))
 
 
 def _groups(shares: list[_Share]) -> Iterator[list[_Share]]:
@@ -116,14 +120,16 @@ def _build(
     batch: Batch, group: list[_Share], window: int | None, kv_heads: int, block_size: int, dtype: torch.dtype
 ) -> AttentionGroup:
     device = batch.block_tables.device
-    queries, keys = group[0].queries, max(share.keys for share in group)
+    # At least one, if masked: operations on no keys at all are not defined the same way everywhere.
+    queries, keys = group[0].queries, max(1, *(share.keys for share in group))
     facts = torch.tensor([(s.sequence, s.row, s.first_key, s.context) for s in group]).to(device)
     sequence, row, first, context = facts.unbind(1)
-    key_positions = first[:, None] + torch.arange(keys, device=device)
+    local = first[:, None] + torch.arange(keys, device=device)
+    key_positions = local * batch.key_stride + batch.key_offset
     # Padding may point past the table; what it reads is masked.
-    blocks = (key_positions // block_size).clamp_(max=batch.block_tables.shape[1] - 1)
+    blocks = (local // block_size).clamp_(max=batch.block_tables.shape[1] - 1)
     tables = batch.block_tables.index_select(0, sequence)
-    slots = tables.gather(1, blocks).long() * block_size + key_positions % block_size
+    slots = tables.gather(1, blocks).long() * block_size + local % block_size
     rows: slice | Tensor = row[:, None] + torch.arange(queries, device=device)
     if all(share.row == group[0].row + i * queries for i, share in enumerate(group)):
         rows = slice(group[0].row, group[0].row + len(group) * queries)
@@ -131,7 +137,7 @@ def _build(
         rows = rows.flatten()
     whole = len(group) == 1 and group[0].context == queries and (window is None or window >= queries)
     alike = queries == 1 and all(share.keys == keys for share in group)
-    causal = whole and queries > SHORT_QUERY
+    causal = whole and queries > SHORT_QUERY and batch.key_stride == 1
     mask = None
     if not (alike or causal):
         query_positions = (context - queries)[:, None] + torch.arange(queries, device=device)

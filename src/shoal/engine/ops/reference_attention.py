@@ -44,7 +44,10 @@ def paged_attention_lse(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `paged_attention`, with the log of each row's softmax denominator, [T, Q] fp32, by which shards merge."""
+    """As `paged_attention`, with the log of each row's softmax denominator, [T, Q] fp32, by which shards merge.
+
+    With `batch.key_stride` above one a rank has some of the keys only; a row that sees none of them is 0 and -inf.
+    """
     out, lse = _attention(q, kv, batch, scale, window, softcap, sinks, want_lse=True)
     assert lse is not None
     return out, lse
@@ -154,4 +157,6 @@ def _softmax(scores: Tensor, sinks: Tensor | None, want_lse: bool) -> tuple[Tens
     lse = torch.logsumexp(scores.float(), -1)
     if sinks is not None:
         lse = torch.logaddexp(lse, sinks.float().view(scores.shape[1], 1, scores.shape[3]))
-    return torch.exp(scores.float() - lse[..., None]).to(scores.dtype), lse
+    # A row that sees no key (all are on other ranks) has no weights, and exp(-inf - -inf) would be NaN.
+    denominators = lse.masked_fill(lse.isneginf(), 0.0)
+    return torch.exp(scores.float() - denominators[..., None]).to(scores.dtype), lse

@@ -8,13 +8,16 @@ so that a cut download is an error before anything is served.
 import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from shoal.engine.weights.errors import WeightsError
+from shoal.engine.weights.source import Ranges
 
 INDEX = "model.safetensors.index.json"
 _LARGEST_HEADER = 100_000_000
@@ -40,6 +43,9 @@ class SafetensorsSource:
         """
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._files: dict[Path, list[str]] = {}
+        self._home: dict[str, Path] = {}
+        self._opened: tuple[Path, Any] | None = None
+        self.bytes_read = 0
         for path, expected in files.items():
             held = _read_header(path)
             for name in expected or ():
@@ -47,6 +53,7 @@ class SafetensorsSource:
                     raise WeightsError("listed in the index but not in the file", file=path, tensor=name)
             self._files[path] = list(held if expected is None else expected)
             self._shapes.update((name, held[name]) for name in self._files[path])
+            self._home.update(dict.fromkeys(self._files[path], path))
 
     def names(self) -> Sequence[str]:
         return list(self._shapes)
@@ -56,14 +63,33 @@ class SafetensorsSource:
             raise WeightsError("no such tensor", tensor=name)
         return self._shapes[name]
 
+    def read(self, name: str, ranges: Ranges = ()) -> Tensor:
+        """See `WeightSource.read`: only the pages of the part are touched."""
+        self.shape(name)
+        path = self._home[name]
+        with _readable(path):
+            # The last file stays mapped: tensors are mostly asked for in the order of the files.
+            if self._opened is None or self._opened[0] != path:
+                self._opened = (path, safe_open(str(path), framework="pt"))
+            file = self._opened[1]
+            if not ranges:
+                tensor: Tensor = file.get_tensor(name)
+            else:
+                tensor = file.get_slice(name)[tuple(slice(r.start, r.stop) for r in ranges)]
+        self.bytes_read += tensor.nbytes
+        return tensor
+
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        for path, names in self._files.items():
-            try:
-                with safe_open(str(path), framework="pt") as file:
-                    for name in names:
-                        yield name, file.get_tensor(name)
-            except SafetensorError as error:
-                raise WeightsError(f"not readable: {error}", file=path) from error
+        for name in self._shapes:
+            yield name, self.read(name)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except SafetensorError as error:
+        raise WeightsError(f"not readable: {error}", file=path) from error
 
 
 def open_directory(directory: Path) -> SafetensorsSource:

@@ -5,6 +5,7 @@ llama.cpp's converter (convert_hf_to_gguf.py) changes two things besides names, 
 - norm weights of `gemma3` have one added.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from torch import Tensor
 
 from shoal.engine.weights.errors import WeightsError
+from shoal.engine.weights.source import Ranges, cut
 from shoal.specs.errors import UnreadableModel
 from shoal.specs.gguf_header import GgufTensor, read_gguf_header
 
@@ -65,6 +67,8 @@ class GgufSource:
     def __init__(self, path: Path) -> None:
         """Raises WeightsError for a file that isn't whole GGUF, or of an architecture without a name table."""
         self._path = path
+        self._data: npt.NDArray[np.uint8] | None = None
+        self.bytes_read = 0
         try:
             header = read_gguf_header(path)
         except UnreadableModel as error:
@@ -88,25 +92,58 @@ class GgufSource:
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Dequantized to float32."""
-        data = np.memmap(self._path, dtype=np.uint8, mode="r")
-        for name, entry in self._tensors.items():
-            try:
-                values = _dequantized(data[entry.offset : entry.offset + entry.size_bytes], entry.kind)
-            except NotImplementedError as error:
-                raise WeightsError(
-                    f"type {entry.kind} can't be dequantized", file=self._path, tensor=name
-                ) from error
-            yield name, self._restored(name, torch.from_numpy(values).view(entry.shape))
+        for name in self._tensors:
+            yield name, self.read(name)
 
-    def _restored(self, name: str, tensor: Tensor) -> Tensor:
+    def read(self, name: str, ranges: Ranges = ()) -> Tensor:
+        """See `WeightSource.read`. Dequantized to float32; only the quantization blocks that the part touches are
+        read, for a matrix.
+        """
+        shape = self.shape(name)
+        entry = self._tensors[name]
+        heads = self._permuted_heads(name)
+        if len(shape) != 2 or not ranges or (heads and not _whole_heads(ranges[0], shape[0] // heads)):
+            whole = self._matrix(name, entry, range(1), range(math.prod(shape))).view(shape)
+            return cut(self._restored(name, whole, heads), ranges)
+        rows, columns = (*ranges, range(shape[1]))[:2]
+        part = self._matrix(name, entry, rows, columns, shape[1])
+        return self._restored(name, part, heads * len(rows) // shape[0])
+
+    def _matrix(
+        self, name: str, entry: GgufTensor, rows: range, columns: range, width: int | None = None
+    ) -> Tensor:
+        """Numbers of a tensor read as rows of `width` (None: all in one), [rows, columns]."""
+        try:
+            block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[entry.kind]]
+            if self._data is None:
+                self._data = np.memmap(self._path, dtype=np.uint8, mode="r")
+            raw = self._data[entry.offset : entry.offset + entry.size_bytes]
+            row_bytes = len(raw) if width is None else width // block * block_bytes
+            first, last = columns.start // block, -(-columns.stop // block)
+            blocks = raw.reshape(-1, row_bytes)[rows.start : rows.stop, first * block_bytes : last * block_bytes]
+            blocks = np.ascontiguousarray(blocks)
+            self.bytes_read += blocks.nbytes
+            values = _dequantized(blocks.reshape(-1), entry.kind)
+        except NotImplementedError as error:
+            raise WeightsError(f"type {entry.kind} can't be dequantized", file=self._path, tensor=name) from error
+        skipped = columns.start - first * block
+        return torch.from_numpy(values).view(len(rows), -1)[:, skipped : skipped + len(columns)]
+
+    def _restored(self, name: str, tensor: Tensor, heads: int) -> Tensor:
+        """`tensor` as the checkpoint has it; `heads` of it lie permuted."""
         if self._architecture == "gemma3" and name.endswith("norm.weight"):
             return tensor - 1.0
-        if self._architecture == "llama" and ".self_attn.q_proj." in name:
-            return _unpermuted(tensor, self._count("llama.attention.head_count"))
-        if self._architecture == "llama" and ".self_attn.k_proj." in name:
-            fallback = self._count("llama.attention.head_count")
-            return _unpermuted(tensor, self._count("llama.attention.head_count_kv", fallback))
-        return tensor
+        return _unpermuted(tensor, heads) if heads else tensor
+
+    def _permuted_heads(self, name: str) -> int:
+        """How many heads of rows the converter has permuted in this tensor; 0: it has left it alone."""
+        if self._architecture != "llama":
+            return 0
+        if ".self_attn.q_proj." in name:
+            return self._count("llama.attention.head_count")
+        if ".self_attn.k_proj." in name:
+            return self._count("llama.attention.head_count_kv", self._count("llama.attention.head_count"))
+        return 0
 
     def _hf_name(self, name: str) -> str:
         if name in _TOP_NAMES:
@@ -136,6 +173,10 @@ def _dequantized(raw: npt.NDArray[np.uint8], kind: str) -> npt.NDArray[np.float3
         rows -= 1
     values: npt.NDArray[np.float32] = dequantize(raw.reshape(rows, -1), ggml_type)
     return np.array(values, dtype=np.float32, copy=not values.flags.writeable).reshape(-1)
+
+
+def _whole_heads(rows: range, width: int) -> bool:
+    return rows.start % width == 0 and rows.stop % width == 0
 
 
 def _unpermuted(tensor: Tensor, heads: int) -> Tensor:
