@@ -9,10 +9,12 @@ import asyncio
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
+
+from shoal.cli.loops import loop_factory
 
 if TYPE_CHECKING:
     from shoal.engine.options import EngineOptions
@@ -30,8 +32,23 @@ def serve(
     model: Annotated[
         str, typer.Argument(help="Catalog name, directory, GGUF file, hub id or object-store URL.")
     ] = "smollm2-135m",
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 opens it to the network.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8000,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="Replicas behind one endpoint; more than one makes a fleet.")
+    ] = None,
+    config: Annotated[
+        str | None, typer.Option(help="Serve the fleet that this file (fleet.yaml) describes, instead of MODEL.")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Say what would run, and don't.")] = False,
+    router: Annotated[
+        str, typer.Option(help="How a fleet chooses replicas: default, prefix, least_load, round_robin, …")
+    ] = "default",
+    host: Annotated[
+        str | None,
+        typer.Option(show_default="127.0.0.1", help="Address to listen on; 0.0.0.0 opens it to the network."),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, show_default="8000", help="0: any free port.")
+    ] = None,
     served_name: Annotated[str | None, typer.Option(help="Model name that clients use.")] = None,
     api_key: Annotated[
         str | None,
@@ -61,8 +78,14 @@ def serve(
 ) -> None:
     """Serve a model behind an OpenAI-compatible HTTP endpoint."""
     console = Console(highlight=False)
-    from shoal.engine.options import EngineOptions
+    from shoal.engine.options import EngineOptions, default_name
 
+    _set_up_logging(access_log, fleet=config is not None or (replicas or 1) > 1)
+    if config is not None:
+        from shoal.cli.serve_fleet import serve_file
+
+        serve_file(console, config, host, port, check, demo_prompt, api_key)
+        return
     engine = EngineOptions(
         model=model,
         served_name=served_name or default_name(model),
@@ -86,14 +109,18 @@ def serve(
     except ImportError as error:
         raise MissingExtra(f"serving needs more packages: pip install 'shoal[serve]' ({error})") from None
     server = ServerOptions(
-        host=host,
-        port=port,
+        host=host or "127.0.0.1",
+        port=8000 if port is None else port,
         api_key=api_key or None,
         max_body_bytes=max_body_mb * 2**20,
         drain_seconds=drain_seconds,
         access_log=access_log,
     )
-    _set_up_logging(access_log)
+    if (replicas or 1) > 1 or check:
+        from shoal.cli.serve_fleet import serve_copies
+
+        serve_copies(console, engine, server, replicas or 1, router, check, demo_prompt)
+        return
     _run(engine, server, console, demo_prompt)
 
 
@@ -125,14 +152,9 @@ def _run(engine: EngineOptions, server: ServerOptions, console: Console, demo_pr
 
             await replica.run(sock, ready)
 
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(main())
     console.print("Stopped.")
-
-
-def default_name(model: str) -> str:
-    """The name clients use where none is given: the last part of the reference, without a GGUF ending."""
-    return model.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf") or model
 
 
 def show_ready(console: Console, replica: Replica, url: str, server: ServerOptions, block_size: int) -> None:
@@ -153,14 +175,6 @@ def show_ready(console: Console, replica: Replica, url: str, server: ServerOptio
         soft_wrap=True,
         markup=False,
     )
-
-
-def _loop_factory() -> Any:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
 
 
 def _dtype(text: str) -> Literal["auto", "float32", "bfloat16"]:
@@ -192,12 +206,15 @@ def _bytes(text: str | None) -> int | None:
         raise InvalidOption("kv_memory", text, "bytes, or a number with K, M, G or T, such as 512M") from None
 
 
-def _set_up_logging(access_log: bool) -> None:
+def _set_up_logging(access_log: bool, *, fleet: bool = False) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger("shoal")
     root.setLevel(os.environ.get("SHOAL_LOG_LEVEL", "WARNING").upper())
     root.addHandler(handler)
+    if access_log and fleet:
+        # The gateway has an access log of its own.
+        access_log = False
     uvicorn = logging.getLogger("uvicorn")
     uvicorn.addHandler(handler)
     uvicorn.setLevel(logging.WARNING)

@@ -1,5 +1,6 @@
 """What one replica is told at start-up. Free of torch, so the command line can check it cheaply."""
 
+import re
 from typing import Literal
 
 import msgspec
@@ -9,6 +10,7 @@ from shoal.engine.parallel.mesh import MeshSpec
 
 DTYPES = ("auto", "float32", "bfloat16")
 COLLECTIVES = ("auto", "shm", "gloo", "nccl")
+_EVENTS = re.compile(r"^tcp://[^/\s:]+:[1-9]\d{0,4}$")
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +30,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of KV a block."""
     num_blocks: int | None = None
     kv_memory: int | None = None
+    kv_share: float | None = None
+    """Of the memory that is free once the weights are loaded, where neither of the two above is given."""
     max_model_len: int | None = None
     """Longest prompt plus output; default: the model's own limit, or what the KV memory holds."""
     max_num_seqs: int = 64
@@ -42,6 +46,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Compute threads of a rank; default: the cores this process may use."""
     cache_dir: str | None = None
     offline: bool = False
+    kv_events: str | None = None
+    """`tcp://host:port` to publish KV events at (see engine.server.kv_events); replays are on the port after it."""
     step_timeout: float = 300.0
     """Seconds after which a step that has not come back is a dead rank."""
     tp: int = 1
@@ -78,6 +84,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidOption("block_size", self.block_size, "a power of two from 1 to 256")
         _at_least("num_blocks", self.num_blocks, 2)
         _at_least("kv_memory", self.kv_memory, 1)
+        if self.kv_share is not None and not 0 < self.kv_share <= 1:
+            raise InvalidOption("kv_share", self.kv_share, "a share above 0 and up to 1")
+        if self.kv_events is not None and not _EVENTS.match(self.kv_events):
+            raise InvalidOption("kv_events", self.kv_events, "tcp://host:port with a port from 1 to 65534")
         _at_least("max_model_len", self.max_model_len, 2)
         _at_least("max_num_seqs", self.max_num_seqs, 1)
         _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
@@ -105,3 +115,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 def _at_least(field: str, value: int | None, least: int) -> None:
     if value is not None and value < least:
         raise InvalidOption(field, value, f"an integer >= {least}")
+
+
+def default_name(model: str) -> str:
+    """The name clients use where none is given: the last part of the reference, without a GGUF ending."""
+    return model.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf") or model

@@ -45,7 +45,7 @@ def kv_budget(options: EngineOptions, block_bytes: int, model_limit: int, availa
         blocks = options.kv_memory // block_bytes
     else:
         needed = options.max_num_seqs * -(-wanted_len // block) + 1
-        blocks = min(needed, int(available * FREE_SHARE) // block_bytes)
+        blocks = min(needed, int(available * (options.kv_share or FREE_SHARE)) // block_bytes)
     most = available // block_bytes
     if blocks > most:
         raise OutOfMemory(

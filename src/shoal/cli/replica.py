@@ -1,0 +1,61 @@
+"""What a replica's process runs: `python -m shoal.cli.replica`, told everything by JSON on its standard input.
+
+Not a command for people: the supervisor of a fleet starts it, with a listening socket to inherit.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+
+FAILED, REFUSED = 1, 2
+
+
+def main() -> int:
+    """Serve until told to stop. 2: it can never work as asked; 1: it failed."""
+    from shoal.engine.errors import InvalidOption
+    from shoal.fleet.adapters.shoal import ReplicaSetup
+    from shoal.specs.errors import SpecError
+
+    logging.basicConfig(
+        level=os.environ.get("SHOAL_LOG_LEVEL", "INFO").upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    import msgspec
+
+    setup = msgspec.json.decode(sys.stdin.buffer.read(), type=ReplicaSetup)
+    sock = socket.socket(fileno=setup.listener)
+    sock.setblocking(False)
+    try:
+        _serve(setup, sock)
+    except (InvalidOption, SpecError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return REFUSED
+    except Exception as error:
+        if not type(error).__module__.startswith("shoal.") or os.environ.get("SHOAL_DEBUG"):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return REFUSED if type(error).__name__ in ("SourceError", "WeightsError", "UnsupportedModel") else FAILED
+    return 0
+
+
+def _serve(setup: "object", sock: socket.socket) -> None:
+    from shoal.cli.loops import loop_factory
+    from shoal.engine.server.lifecycle import Replica, signals_stop
+    from shoal.fleet.adapters.shoal import ReplicaSetup
+
+    assert isinstance(setup, ReplicaSetup)
+
+    async def serve() -> None:
+        replica = Replica(setup.engine, setup.server, setup.name)
+        with signals_stop(replica):
+            await replica.run(sock)
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(serve())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,228 @@
+"""`shoal serve --replicas N` and `--config fleet.yaml`: a fleet behind one endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from rich.console import Console
+
+from shoal.cli.loops import loop_factory
+
+if TYPE_CHECKING:
+    from shoal.engine.options import EngineOptions
+    from shoal.engine.server.state import ServerOptions
+    from shoal.fleet.config import FleetConfig, Pool
+    from shoal.fleet.service import FleetService
+
+_PER_POOL = frozenset({"model", "served_name", "threads", "tp", "pp", "dp", "cp", "ep"})
+"""Of EngineOptions: said of a pool itself."""
+
+
+def serve_copies(
+    console: Console,
+    engine: EngineOptions,
+    server: ServerOptions,
+    replicas: int,
+    router: str,
+    check: bool,
+    demo_prompt: str | None,
+) -> None:
+    """A fleet of equal replicas, from the command line alone."""
+    from shoal.fleet.config import FleetConfig, Layout, Listen, Pool, SupervisorConfig
+    from shoal.fleet.gateway import GatewayConfig, KeyConfig
+    from shoal.policy.routing import RouterConfig
+    from shoal.specs.errors import SpecError
+
+    options = msgspec.structs.asdict(engine)
+    defaults = msgspec.structs.asdict(type(engine)(model=engine.model))
+    changed = {k: v for k, v in options.items() if v != defaults[k] and k not in _PER_POOL}
+    name = engine.served_name or engine.model
+    try:
+        routing = RouterConfig(policy=router)
+    except ValueError as error:
+        raise SpecError("router", router, str(error).partition("expected ")[2]) from None
+    digest = hashlib.sha256(server.api_key.encode()).hexdigest() if server.api_key else None
+    config = FleetConfig(
+        pools=(
+            Pool(
+                name=re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")[:40] or "pool",
+                model=engine.model,
+                served_name=name,
+                replicas=replicas,
+                threads=engine.threads,
+                layout=Layout(tp=engine.tp, pp=engine.pp, dp=engine.dp, cp=engine.cp, ep=engine.ep),
+                options=changed,
+            ),
+        ),
+        listen=Listen(host=server.host, port=server.port),
+        router=routing,
+        keys=(KeyConfig(name="command-line", sha256=digest),) if digest else (),
+        gateway=GatewayConfig(max_body_bytes=server.max_body_bytes, access_log=server.access_log),
+        supervisor=SupervisorConfig(drain_seconds=max(0.001, server.drain_seconds)),
+    )
+    _serve(console, config, None, check, demo_prompt, server.api_key)
+
+
+def serve_file(
+    console: Console,
+    path: str,
+    host: str | None,
+    port: int | None,
+    check: bool,
+    demo_prompt: str | None,
+    api_key: str | None,
+) -> None:
+    """The fleet that a file describes; `host` and `port` go before the file's."""
+
+    def read() -> FleetConfig:
+        from shoal.fleet.config import load_config
+
+        config = load_config(Path(path))
+        listen = config.listen
+        listen = msgspec.structs.replace(
+            listen, host=host or listen.host, port=listen.port if port is None else port
+        )
+        return msgspec.structs.replace(config, listen=listen)
+
+    _serve(console, read(), read, check, demo_prompt, api_key)
+
+
+def _serve(
+    console: Console,
+    config: FleetConfig,
+    read: Callable[[], FleetConfig] | None,
+    check: bool,
+    demo_prompt: str | None,
+    api_key: str | None,
+) -> None:
+    from shoal.engine.machine import processor
+
+    cores = max(1, int(processor().usable_cores))
+    if check:
+        show_plan(console, config, cores)
+        return
+    from shoal.engine.server.listening import bind, url_of
+    from shoal.engine.server.state import ServerOptions
+
+    sock = bind(ServerOptions(host=config.listen.host, port=config.listen.port))
+    from shoal.fleet.service import FleetService, signals_steer
+    from shoal.observe.fleet import FleetEquipment
+
+    url = url_of(sock)
+    if config.listen.tls_certificate is not None:
+        url = url.replace("http://", "https://", 1)
+
+    async def greet(service: FleetService) -> None:
+        show_ready(console, service, url)
+        if demo_prompt is not None:
+            from shoal.cli.demo import ask
+
+            await ask(console, url, config.pools[0].models[0], demo_prompt, api_key)
+        console.print("[dim]Ctrl-C stops.[/dim]")
+
+    async def main() -> None:
+        service = FleetService(config, cores=cores, equip=FleetEquipment(), read_config=read)
+        count = sum(pool.count for pool in config.pools)
+        with signals_steer(service), console.status(f"Starting {_count(count, 'replica')} …") as status:
+
+            async def ready(service: FleetService) -> None:
+                status.stop()
+                await greet(service)
+
+            await service.run(sock, ready)
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(main())
+    console.print("Stopped.")
+
+
+def show_ready(console: Console, service: FleetService, url: str) -> None:
+    """Say where the endpoint is, who is behind it, and how to ask it something."""
+    config = service.config
+    key = ' -H "Authorization: Bearer $SHOAL_API_KEY"' if config.keys else ""
+    console.print(f"[bold green]Ready[/bold green]      {url}/v1")
+    console.print(f"  dashboard  {url}/")
+    for pool in config.pools:
+        units = [unit for unit in service.supervisor.units if unit.pool.name == pool.name]
+        names = ", ".join(f"{unit.name} ({unit.state})" if unit.problem else unit.name for unit in units)
+        console.print(f"  replicas   {names}: {' / '.join(pool.models)} on {pool.engine}", soft_wrap=True)
+    for unit in service.supervisor.units:
+        if unit.problem:
+            console.print(f"  [red]{unit.name}[/red] {unit.problem}", soft_wrap=True, markup=True)
+    console.print(f"  routing    {config.router.policy}")
+    console.print(f"  metrics    {url}/metrics")
+    logs = [unit.log_path for unit in service.supervisor.units if unit.log_path is not None]
+    if logs:
+        console.print(f"  logs       {logs[0].parent}", soft_wrap=True)
+    console.print("  try        ", end="")
+    console.print(
+        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} "
+        f'-d \'{{"model": "{config.pools[0].models[0]}", '
+        '"messages": [{"role": "user", "content": "Hello!"}]}\'',
+        soft_wrap=True,
+        markup=False,
+    )
+
+
+def show_plan(console: Console, config: FleetConfig, cores: int) -> None:
+    """What `--check` prints: every replica with its command's outline, and what surrounds them."""
+    listen = config.listen
+    scheme = "https" if listen.tls_certificate else "http"
+    where = f"port {listen.port}" if listen.port else "any free port"
+    console.print(f"listen     {scheme} on {listen.host}, {where}")
+    ranks = max(1, config.local_ranks)
+    for pool in config.pools:
+        for line in _pool_lines(pool, max(1, cores // ranks)):
+            console.print(line, soft_wrap=True, markup=False)
+    router = ", ".join(f"{k} {v}" for k, v in _changes(config.router).items())
+    console.print(f"routing    {config.router.policy}" + (f" ({router})" if router else ""))
+    admission = _changes(config.admission)
+    told = ", ".join(f"{k} {v}" for k, v in admission.items())
+    console.print(f"admission  {told or 'queue of ' + str(config.admission.max_queue) + ', no early rejection'}")
+    keys = ", ".join(key.name for key in config.keys)
+    console.print(f"keys       {keys or 'none: everybody may use it'}")
+    if config.local_ranks > cores:
+        console.print(
+            f"[yellow]warning[/yellow]    {config.local_ranks} ranks for {cores} cores: each gets one thread, and "
+            "they take turns",
+            soft_wrap=True,
+        )
+
+
+def _pool_lines(pool: Pool, threads: int) -> list[str]:
+    models = " / ".join(pool.models)
+    if pool.urls:
+        return [f"pool {pool.name}: {models} on {pool.engine}, attached", *(f"  {url}" for url in pool.urls)]
+    threads = pool.threads or threads
+    told = ", ".join(f"{name} {value}" for name, value in pool.options.items())
+    lines = [
+        f"pool {pool.name}: {_count(pool.replicas, 'replica')} of {models} on {pool.engine}, "
+        f"{pool.layout.label()}, {_count(threads, 'thread')} a rank",
+        f"  model {pool.model}" + (f"; {told}" if told else ""),
+    ]
+    if pool.executable is not None:
+        lines.append(f"  with {pool.executable}")
+    return lines
+
+
+def _changes(value: object) -> dict[str, object]:
+    """Fields that differ from their defaults."""
+    assert dataclasses.is_dataclass(value)
+    assert not isinstance(value, type)
+    default: object = type(value)()
+    return {
+        f.name: getattr(value, f.name)
+        for f in dataclasses.fields(value)
+        if f.name != "policy" and getattr(value, f.name) != getattr(default, f.name)
+    }
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")

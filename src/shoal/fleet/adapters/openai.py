@@ -1,0 +1,19 @@
+"""Any OpenAI-compatible endpoint: asked for its models to see that it lives, and for nothing else."""
+
+from shoal.fleet.adapters.base import HttpAdapter, NotStartable, Order, Traits
+from shoal.fleet.launch.process import Command
+
+
+class OpenAiAdapter(HttpAdapter):
+    health_path = b"/v1/models"
+    metrics_path = None
+
+
+class OpenAi:
+    traits = Traits()
+
+    def command(self, order: Order) -> Command:
+        raise NotStartable(f"pool {order.pool.name}: an engine of kind `openai` can't be started; give its `urls`")
+
+    def adapter(self, url: str, *, api_key: str | None, events: str | None) -> OpenAiAdapter:
+        return OpenAiAdapter(url, api_key=api_key, events=events)

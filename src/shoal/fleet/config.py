@@ -1,0 +1,340 @@
+"""`fleet.yaml`: pools, router, admission, keys and limits, checked before anything starts.
+
+Every error names the path in the file, the value, and what would be accepted.
+"""
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+import yaml
+from msgspec import Meta
+
+from shoal.engine.errors import InvalidOption
+from shoal.engine.options import EngineOptions, default_name
+from shoal.fleet.gateway.config import GatewayConfig, KeyConfig
+from shoal.fleet.health import HealthConfig
+from shoal.policy.admission import AdmissionConfig
+from shoal.policy.breaker import BreakerConfig
+from shoal.policy.routing import RouterConfig
+from shoal.specs.errors import SpecError, near_names
+
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+Degree = Annotated[int, Meta(ge=1, le=1024)]
+EngineKind = Literal["shoal", "vllm", "llamacpp", "sglang", "openai"]
+_SEPARATE = frozenset({"keys", "router", "admission"})
+"""Of `GatewayConfig`: sections of their own in the file."""
+
+
+class ConfigError(SpecError):
+    """`field` is the path in the file."""
+
+
+class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Ranks of one replica, by axis."""
+
+    tp: Degree = 1
+    pp: Degree = 1
+    dp: Degree = 1
+    cp: Degree = 1
+    ep: Degree = 1
+
+    @property
+    def ranks(self) -> int:
+        lanes = self.ep if self.ep > 1 and self.dp == self.cp == self.tp == 1 else self.dp
+        return self.tp * self.pp * lanes * self.cp
+
+    def label(self) -> str:
+        named = ((axis, getattr(self, axis)) for axis in ("tp", "pp", "dp", "cp", "ep"))
+        return " ".join(f"{axis}{size}" for axis, size in named if size > 1) or "one rank"
+
+
+class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Replicas of one model with one engine, layout and role; started here, or attached to by their URLs."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,40}$")]
+    model: Annotated[str, Meta(min_length=1)]
+    """What the engine loads; with `urls`, the name it is asked for by."""
+    served_name: str | None = None
+    """The name clients use; default: the last part of `model`."""
+    aliases: tuple[str, ...] = ()
+    """Further names of it."""
+    engine: EngineKind = "shoal"
+    replicas: Annotated[int, Meta(ge=0, le=1024)] = 1
+    urls: tuple[str, ...] = ()
+    """Replicas that run already; `replicas` is not looked at then."""
+    role: Literal["both", "prefill", "decode"] = "both"
+    layout: Layout = Layout()
+    options: dict[str, Any] = {}
+    """The engine's own: fields of EngineOptions for `shoal`, command-line options for the others."""
+    executable: str | None = None
+    """Python of the engine's environment, or its server binary."""
+    environment: dict[str, str] = {}
+    api_key_env: str | None = None
+    """Environment variable with the key that the replicas at `urls` demand."""
+    max_inflight: Annotated[int, Meta(ge=1, le=1_000_000)] = 256
+    """Requests sent to one replica at a time; more wait at the door."""
+    threads: Annotated[int, Meta(ge=1, le=4096)] | None = None
+    """Compute threads of a rank; default: the cores of this machine, shared out among all ranks."""
+    kv_events: bool = False
+    """Started replicas publish what their KV cache holds, and the router reads it."""
+    kv_events_urls: tuple[str, ...] = ()
+    """Publishers (`tcp://host:port`) of the replicas at `urls`, in their order."""
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return (self.served_name or default_name(self.model), *self.aliases)
+
+    @property
+    def count(self) -> int:
+        return len(self.urls) or self.replicas
+
+    def same_replicas(self, other: "Pool") -> bool:
+        """Whether a replica of one would serve as one of the other: only their number differs."""
+        return msgspec.structs.replace(self, replicas=0) == msgspec.structs.replace(other, replicas=0)
+
+
+class Listen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where clients come in."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8000
+    """0: any free port."""
+    tls_certificate: str | None = None
+    """PEM file; with `tls_key`, the endpoint speaks HTTPS only."""
+    tls_key: str | None = None
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may call the endpoint; none by default."""
+
+
+class SupervisorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How replicas are started, watched and ended. Times in seconds."""
+
+    start_seconds: Seconds = 900.0
+    """From its start, a replica must have generated a token within this."""
+    stop_seconds: Seconds = 10.0
+    """Between SIGTERM and SIGKILL."""
+    drain_seconds: Seconds = 30.0
+    """Requests in flight get this long to end when a replica or the fleet goes."""
+    backoff_seconds: Seconds = 0.5
+    """Before a crashed replica is started again; doubled for every crash in a row."""
+    backoff_seconds_max: Seconds = 30.0
+    crash_limit: Annotated[int, Meta(ge=1)] = 5
+    """Crashes in a row, each before `stable_seconds` of service, after which it is given up until a reload."""
+    stable_seconds: Seconds = 10.0
+    unhealthy_seconds: Seconds = 60.0
+    """A replica that fails its checks for so long while its process lives is killed and started again."""
+    log_dir: str | None = None
+    """Where replicas' output goes; default: `fleet/logs` in $SHOAL_HOME, $XDG_STATE_HOME/shoal or
+    ~/.local/state/shoal."""
+    log_bytes: Annotated[int, Meta(ge=4096)] = 8 * 2**20
+    """A replica's log file becomes `.1` at this size, and so on up to `.2`."""
+
+
+class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Everything `shoal serve --config` is told."""
+
+    pools: Annotated[tuple[Pool, ...], Meta(min_length=1)]
+    listen: Listen = Listen()
+    router: RouterConfig = msgspec.field(default_factory=RouterConfig)
+    admission: AdmissionConfig = msgspec.field(default_factory=AdmissionConfig)
+    health: HealthConfig = msgspec.field(default_factory=HealthConfig)
+    breaker: BreakerConfig = msgspec.field(default_factory=BreakerConfig)
+    keys: tuple[KeyConfig, ...] = ()
+    gateway: GatewayConfig = msgspec.field(default_factory=GatewayConfig)
+    """Limits, deadlines, logs."""
+    supervisor: SupervisorConfig = SupervisorConfig()
+
+    def gateway_config(self) -> GatewayConfig:
+        return dataclasses.replace(self.gateway, keys=self.keys, router=self.router, admission=self.admission)
+
+    @property
+    def local_ranks(self) -> int:
+        """Ranks that all replicas started here have together."""
+        return sum(pool.replicas * pool.layout.ranks for pool in self.pools if not pool.urls)
+
+    @property
+    def local_replicas(self) -> int:
+        return sum(pool.replicas for pool in self.pools if not pool.urls)
+
+
+def engine_options(pool: Pool) -> EngineOptions:
+    """The options of one of Shoal's own replicas. Raises `ConfigError`."""
+    layout = {axis: getattr(pool.layout, axis) for axis in ("tp", "pp", "dp", "cp", "ep")}
+    fixed = {"model": pool.model, "served_name": pool.models[0], "threads": pool.threads, **layout}
+    _known(pool.options, {f for f in EngineOptions.__struct_fields__ if f not in fixed}, "options")
+    options: EngineOptions = _convert({**fixed, **pool.options}, EngineOptions, "options")
+    try:
+        options.validate()
+    except InvalidOption as error:
+        place = "layout" if error.field in layout else "options"
+        raise ConfigError(f"{place}.{error.field}", error.value, error.accepted) from None
+    return options
+
+
+def load_config(path: Path) -> FleetConfig:
+    """Read and check a file. Raises `ConfigError`, whose field begins with the file's name."""
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError("config", str(path), f"a file that can be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise ConfigError("config", str(path), "a file in UTF-8") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(str(path), "this text", f"valid YAML ({_one_line(error)})") from None
+    try:
+        return parse_config(raw)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.field}", error.value, error.accepted) from None
+
+
+def parse_config(raw: object) -> FleetConfig:
+    """The checked configuration of what YAML or JSON gave. Raises `ConfigError`."""
+    if not isinstance(raw, Mapping):
+        raise ConfigError("the file", raw, f"a mapping with {', '.join(FleetConfig.__struct_fields__)}")
+    # Dataclasses let unknown fields pass.
+    for section, kind in (
+        ("router", RouterConfig),
+        ("admission", AdmissionConfig),
+        ("health", HealthConfig),
+        ("breaker", BreakerConfig),
+        ("gateway", GatewayConfig),
+    ):
+        if isinstance(part := raw.get(section), Mapping):
+            names = {f.name for f in dataclasses.fields(kind)} - (_SEPARATE if section == "gateway" else set())
+            _known(part, names, section)
+    keys = raw.get("keys") or ()
+    for place, key in enumerate(keys if isinstance(keys, list) else ()):
+        if isinstance(key, Mapping):
+            _known(key, {f.name for f in dataclasses.fields(KeyConfig)}, f"keys[{place}]")
+    config: FleetConfig = _convert(dict(raw), FleetConfig, "")
+    _check(config)
+    return config
+
+
+def _check(config: FleetConfig) -> None:
+    """What no field can know alone."""
+    names = [pool.name for pool in config.pools]
+    for place, pool in enumerate(config.pools):
+        try:
+            _check_pool(pool)
+        except ConfigError as error:
+            raise ConfigError(f"pools[{place}].{error.field}", error.value, error.accepted) from None
+        if names.index(pool.name) != place:
+            raise ConfigError(f"pools[{place}].name", pool.name, "a name that no other pool has")
+    listen = config.listen
+    if (listen.tls_certificate is None) != (listen.tls_key is None):
+        missing = "tls_key" if listen.tls_key is None else "tls_certificate"
+        raise ConfigError(f"listen.{missing}", None, "a PEM file: certificate and key go together")
+    for name in ("tls_certificate", "tls_key"):
+        path = getattr(listen, name)
+        if path is not None and not os.access(path, os.R_OK):
+            raise ConfigError(f"listen.{name}", path, "a PEM file that can be read")
+    served = {model for pool in config.pools for model in pool.models}
+    for place, key in enumerate(config.keys):
+        for model in key.models or ():
+            if model not in served:
+                raise ConfigError(f"keys[{place}].models", model, f"one of {', '.join(sorted(served))}")
+    for place, text in enumerate(config.gateway.redact):
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise ConfigError(f"gateway.redact[{place}]", text, f"a regular expression ({error})") from None
+
+
+def _check_pool(pool: Pool) -> None:
+    if pool.role != "both":
+        raise ConfigError("role", pool.role, "both: a split of prefill and decode is not served by a fleet yet")
+    if pool.engine == "openai" and not pool.urls:
+        raise ConfigError("urls", None, "at least one URL: an engine of kind openai can't be started here")
+    for name, schemes in (("urls", ("http", "https")), ("kv_events_urls", ("tcp",))):
+        for place, url in enumerate(getattr(pool, name)):
+            _check_url(f"{name}[{place}]", url, schemes)
+    if pool.kv_events_urls and len(pool.kv_events_urls) != len(pool.urls):
+        raise ConfigError("kv_events_urls", len(pool.kv_events_urls), f"one for each of the {len(pool.urls)} urls")
+    if pool.kv_events and pool.engine not in ("shoal", "vllm"):
+        raise ConfigError("kv_events", True, f"false: {pool.engine} publishes none")
+    if pool.api_key_env is not None and pool.api_key_env not in os.environ:
+        raise ConfigError("api_key_env", pool.api_key_env, "the name of a variable that is set")
+    if pool.engine == "shoal" and not pool.urls:
+        engine_options(pool)
+
+
+def _check_url(field: str, url: str, schemes: tuple[str, ...]) -> None:
+    accepted = " or ".join(f"{scheme}://host:port" for scheme in schemes)
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in schemes and bool(parts.hostname) and (parts.port is not None or "tcp" not in schemes)
+    except ValueError:
+        good = False
+    if not good:
+        raise ConfigError(field, url, accepted)
+
+
+def _known(given: Mapping[Any, object], names: Iterable[str], path: str) -> None:
+    known = sorted(names)
+    for name in given:
+        if name not in known:
+            near = near_names(str(name), known)
+            accepted = f"{' or '.join(near)} (nearest)" if near else f"one of {', '.join(known)}"
+            value = "(not shown)" if path.startswith("keys") else given[name]
+            raise ConfigError(f"{path}.{name}" if path else str(name), value, f"another field: {accepted}")
+
+
+def _convert(raw: Mapping[str, object], kind: Any, path: str) -> Any:
+    try:
+        return msgspec.convert(raw, kind, strict=True)
+    except msgspec.ValidationError as error:
+        raise _translated(str(error), raw, path) from None
+
+
+def _translated(message: str, raw: object, path: str) -> ConfigError:
+    """msgspec's message, with the value it speaks of: `Expected `int`, got `str` - at `$.pools[0].replicas``."""
+    what, _, at = message.partition(" - at `$")
+    at = at.rstrip("`").lstrip(".")
+    if missing := re.match(r"Object missing required field `(\w+)`", what):
+        field = f"{at}.{missing[1]}" if at else missing[1]
+        return ConfigError(_joined(path, field), None, "a value: it is required")
+    if unknown := re.match(r"Object contains unknown field `([^`]+)`", what):
+        field = f"{at}.{unknown[1]}" if at else unknown[1]
+        names = _fields_at(at)
+        near = near_names(unknown[1], names)
+        accepted = f"{' or '.join(near)} (nearest)" if near else f"one of {', '.join(sorted(names))}"
+        return ConfigError(_joined(path, field), _value_at(raw, field), f"another field: {accepted}")
+    accepted = what.removeprefix("Expected ").split(", got ")[0].replace("`", "")
+    return ConfigError(_joined(path, at), _value_at(raw, at), accepted)
+
+
+def _fields_at(at: str) -> tuple[str, ...]:
+    kinds: dict[str, Any] = {"": FleetConfig, "listen": Listen, "supervisor": SupervisorConfig}
+    plain = re.sub(r"\[.*?\]", "[]", at)
+    kinds |= {"pools[]": Pool, "pools[].layout": Layout}
+    kind = kinds.get(plain)
+    return kind.__struct_fields__ if kind is not None else ()
+
+
+def _joined(path: str, at: str) -> str:
+    return ".".join(part for part in (path, at) if part) or "the file"
+
+
+def _value_at(raw: object, at: str) -> object:
+    if at.startswith("keys"):
+        # Somebody may have written a key where its digest belongs.
+        return "(not shown)"
+    for step in re.findall(r"[^.\[\]]+", at):
+        if isinstance(raw, Mapping):
+            raw = raw.get(step)
+        elif isinstance(raw, list | tuple) and step.isdigit() and int(step) < len(raw):
+            raw = raw[int(step)]
+        else:
+            return None
+    return raw
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,261 @@
+"""The fleet as one program: supervisor, health, gateway and HTTP server with one life.
+
+bind ─► listen ─► start replicas ─► ready ─► (reload, renew)* ─► drain ─► everything ended
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+
+import uvicorn
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from shoal.engine.server.transport import HttpProtocol
+from shoal.fleet.config import ConfigError, FleetConfig
+from shoal.fleet.gateway import Gateway
+from shoal.fleet.health import HealthMonitor
+from shoal.fleet.index import Followers
+from shoal.fleet.paths import log_directory
+from shoal.fleet.registry import Registry
+from shoal.fleet.supervisor import Supervisor
+from shoal.policy.routing.kv import CombinedIndex, ExactIndex
+
+log = logging.getLogger("shoal.fleet")
+
+_LAST_WORDS_SECONDS = 5.0
+_FOREVER = 86_400.0
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without its own signal handlers: the drain comes first."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class FrontDoor:
+    """The application that the server knows. What is behind it may change; a request stays where it came in."""
+
+    def __init__(self) -> None:
+        self.app: ASGIApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self.app is not None
+        await self.app(scope, receive, send)
+
+
+Equip = Callable[["FleetService", Gateway], ASGIApp]
+"""Adds pages and observers to a new gateway; returns what is to be served: the gateway, or something around it."""
+
+
+class FleetService:
+    """Run once. `stop`, `reload` and `renew` may be called at any time from its event loop."""
+
+    def __init__(
+        self,
+        config: FleetConfig,
+        *,
+        cores: int,
+        equip: Equip | None = None,
+        read_config: Callable[[], FleetConfig] | None = None,
+    ) -> None:
+        """`read_config` reads the configuration anew for `reload`."""
+        self.config = config
+        self.registry = Registry(config.breaker)
+        # Only the gateway may talk to the replicas: with keys at the door, the way around it is closed as well.
+        secret = secrets.token_urlsafe(32) if config.keys else None
+        log_dir = log_directory(config.supervisor.log_dir)
+        self.supervisor = Supervisor(self.registry, config, log_dir=log_dir, cores=cores, secret=secret)
+        self.gateway: Gateway | None = None
+        self.reloads = 0
+        self._equip: Equip = equip or (lambda service, gateway: gateway)
+        self._read_config = read_config
+        self._door = FrontDoor()
+        self._monitor: HealthMonitor | None = None
+        self._followers: Followers | None = None
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._retired: set[Gateway] = set()
+        """Gateways of earlier configurations that still have requests."""
+
+    def stop(self) -> None:
+        """Drain, then end. Called again: end at once."""
+        if self._stop.is_set():
+            self._hurry.set()
+        self._stop.set()
+
+    async def run(
+        self, sock: socket.socket, on_ready: Callable[["FleetService"], Awaitable[None]] | None = None
+    ) -> None:
+        """Serve on `sock` until stopped. `FleetError` if a pool can't be brought up; nothing is left then."""
+        self._open(self.config)
+        server = _Server(self._uvicorn())
+        serving = asyncio.ensure_future(server.serve(sockets=[sock]))
+        life = asyncio.ensure_future(self._live(on_ready))
+        try:
+            await asyncio.wait({serving, life}, return_when=asyncio.FIRST_COMPLETED)
+            if life.done():
+                life.result()
+        finally:
+            life.cancel()
+            await asyncio.gather(life, return_exceptions=True)
+            await self._close()
+            server.should_exit = True
+            server.force_exit = self._hurry.is_set()
+            await serving
+            sock.close()
+
+    def _uvicorn(self) -> uvicorn.Config:
+        listen = self.config.listen
+        app: ASGIApp = self._door
+        if listen.cors_origins:
+            app = CORSMiddleware(app, allow_origins=listen.cors_origins, allow_methods=["*"], allow_headers=["*"])
+        return uvicorn.Config(
+            app,
+            http=HttpProtocol,
+            ws="none",
+            loop="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=int(_LAST_WORDS_SECONDS),
+            backlog=1024,
+            ssl_certfile=listen.tls_certificate,
+            ssl_keyfile=listen.tls_key,
+        )
+
+    def _open(self, config: FleetConfig) -> None:
+        """A gateway for this configuration behind the door; the one before it ends what it has begun."""
+        old, same_router = self.gateway, self.gateway is not None and config.router == self.config.router
+        # What the router has learned stays where its rules stay.
+        router = old.router if old is not None and same_router else None
+        gateway = Gateway(self.registry, config.gateway_config(), router=router)
+        gateway.start()
+        self._door.app = self._equip(self, gateway)
+        self.gateway, self.config = gateway, config
+        if old is not None:
+            self._background(self._retire(old))
+        if router is None and isinstance(gateway.router.index, ExactIndex | CombinedIndex):
+            if self._followers is not None:
+                self._background(self._followers.stop())
+            self._followers = Followers(self.registry, gateway.router.index)
+            self._followers.start()
+
+    async def _retire(self, gateway: Gateway) -> None:
+        self._retired.add(gateway)
+        await gateway.drain(_FOREVER)
+        self._retired.discard(gateway)
+
+    def _background(self, work: "Awaitable[object]") -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _watch_health(self, config: FleetConfig) -> None:
+        if self._monitor is not None:
+            self._background(self._monitor.stop())
+        self._monitor = HealthMonitor(self.registry, config.health)
+        self._monitor.start()
+
+    async def _live(self, on_ready: Callable[["FleetService"], Awaitable[None]] | None) -> None:
+        stopped = asyncio.ensure_future(self._stop.wait())
+        starting = greeting = None
+        try:
+            self._watch_health(self.config)
+            self.supervisor.start()
+            starting = asyncio.ensure_future(self.supervisor.settled())
+            await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                return
+            starting.result()
+            greeting = asyncio.ensure_future(on_ready(self)) if on_ready is not None else None
+            await stopped
+        finally:
+            for task in (stopped, starting, greeting):
+                if task is not None:
+                    task.cancel()
+            await asyncio.gather(*(t for t in (stopped, starting, greeting) if t), return_exceptions=True)
+
+    # Changes while it runs.
+
+    def reload(self) -> None:
+        """Read the configuration again and bring the fleet to it; a bad one changes nothing."""
+        self._background(self._reload())
+
+    def renew(self) -> None:
+        """Start every replica again, one after the other."""
+        self._background(self._renew())
+
+    async def _renew(self) -> None:
+        log.warning("renewal: %s", (await self.supervisor.renew()).text())
+
+    async def _reload(self) -> None:
+        if self._read_config is None:
+            log.warning("there is no configuration file to read again")
+            return
+        try:
+            config = await asyncio.to_thread(self._read_config)
+        except ConfigError as error:
+            log.error("the configuration stays as it is: %s", error)
+            return
+        if config.listen != self.config.listen:
+            log.warning("listen: a change needs a restart")
+        if bool(config.keys) != bool(self.config.keys):
+            log.warning("keys: replicas learn whether there are any when they are started; renew or restart them")
+        if config.health != self.config.health:
+            self._watch_health(config)
+        self._open(config)
+        applied = await self.supervisor.apply(config)
+        self.reloads += 1
+        log.warning("reload: %s", applied.text())
+
+    # The end.
+
+    async def _close(self) -> None:
+        assert self.gateway is not None
+        gateways = [self.gateway, *self._retired]
+        seconds = self.config.supervisor.drain_seconds
+        draining = asyncio.ensure_future(asyncio.wait([asyncio.ensure_future(g.drain(seconds)) for g in gateways]))
+        hurry = asyncio.ensure_future(self._hurry.wait())
+        await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if not draining.done():
+            await asyncio.gather(*(gateway.drain(0) for gateway in gateways))
+        await asyncio.gather(draining, hurry, return_exceptions=True)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.supervisor.close(hurry=self._hurry.is_set)
+        if self._followers is not None:
+            await self._followers.stop()
+        if self._monitor is not None:
+            await self._monitor.stop()
+        self.registry.close()
+
+
+@contextlib.contextmanager
+def signals_steer(service: FleetService) -> Iterator[None]:
+    """SIGINT and SIGTERM stop it (twice: at once), SIGHUP reloads, SIGUSR2 renews. Main thread only."""
+    loop = asyncio.get_running_loop()
+    actions = {
+        signal.SIGINT: service.stop,
+        signal.SIGTERM: service.stop,
+        signal.SIGHUP: service.reload,
+        signal.SIGUSR2: service.renew,
+    }
+    for number, action in actions.items():
+        loop.add_signal_handler(number, action)
+    try:
+        yield
+    finally:
+        for number in actions:
+            loop.remove_signal_handler(number)

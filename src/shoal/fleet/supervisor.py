@@ -1,0 +1,194 @@
+"""Wanted replicas and actual ones, brought together.
+
+    wanted (fleet.yaml) ─► apply ─► units: start, prove, watch, start again, drain, end ─► registry ─► router
+
+A pool whose options changed is renewed one replica at a time. Of several, it goes first and its neighbours carry on;
+the only one of a pool has its successor there before it goes. Requests never see it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal.fleet.adapters import DIALECTS
+from shoal.fleet.config import FleetConfig, Pool, SupervisorConfig
+from shoal.fleet.registry import Registry
+from shoal.fleet.unit import Site, Unit, UnitState
+
+log = logging.getLogger("shoal.fleet")
+
+
+class FleetError(RuntimeError):
+    """The fleet can't serve; the message says why, with the last words of what failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What a change of the wanted state did."""
+
+    started: list[str] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    def text(self) -> str:
+        parts = [f"{what} {', '.join(names)}" for what, names in self._named() if names]
+        return "; ".join(parts) or "nothing changed"
+
+    def _named(self) -> Iterable[tuple[str, list[str]]]:
+        return (("started", self.started), ("stopped", self.stopped), ("failed", self.failed))
+
+
+class Supervisor:
+    """Owns every replica of one fleet. Everything runs in the event loop that made it."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        config: FleetConfig,
+        *,
+        log_dir: Path,
+        cores: int,
+        secret: str | None = None,
+    ) -> None:
+        self._registry = registry
+        self._config = config
+        self._log_dir = log_dir
+        self._cores = cores
+        self._secret = secret
+        self._units: dict[str, Unit] = {}
+        self._changing = asyncio.Lock()
+        self._closed = False
+
+    @property
+    def units(self) -> list[Unit]:
+        return list(self._units.values())
+
+    @property
+    def settings(self) -> SupervisorConfig:
+        return self._config.supervisor
+
+    def start(self) -> None:
+        """Begin to start every wanted replica; `settled` waits for them."""
+        for pool in self._config.pools:
+            for _ in range(pool.count):
+                self._add(pool)
+
+    def _site(self) -> Site:
+        config = self._config
+        ranks = max(1, config.local_ranks)
+        return Site(
+            registry=self._registry,
+            settings=config.supervisor,
+            log_dir=self._log_dir,
+            threads=max(1, self._cores // ranks),
+            # The engine alone would take a quarter of what is free; together they take half.
+            kv_share=0.5 / config.local_replicas if config.local_replicas > 1 else None,
+            secret=self._secret,
+        )
+
+    def _add(self, pool: Pool) -> Unit:
+        taken = {unit.place for unit in self._units.values() if unit.pool.name == pool.name}
+        attached = {unit.url for unit in self._units.values() if unit.pool.name == pool.name}
+        if pool.urls:
+            url = next((u for u in pool.urls if u.rstrip("/") not in attached), pool.urls[0])
+            place = pool.urls.index(url)
+            while place in taken:
+                place += len(pool.urls)
+            unit = Unit(pool, place, DIALECTS[pool.engine], self._site(), url=url.rstrip("/"))
+        else:
+            place = next(n for n in range(len(taken) + 1) if n not in taken)
+            unit = Unit(pool, place, DIALECTS[pool.engine], self._site())
+        self._units[unit.name] = unit
+        unit.begin()
+        return unit
+
+    async def settled(self) -> None:
+        """Until every replica is ready or given up. `FleetError` unless some replica of each pool is ready."""
+        await asyncio.gather(*(unit.settled.wait() for unit in self.units))
+        if self._closed:
+            return
+        for name in {unit.pool.name for unit in self.units}:
+            units = [unit for unit in self.units if unit.pool.name == name]
+            if not any(unit.state is UnitState.READY for unit in units):
+                first = units[0]
+                raise FleetError(f"pool {name} has no replica: {first.name} {first.problem}{first.last_words()}")
+
+    # Changing what is wanted.
+
+    async def apply(self, config: FleetConfig) -> Applied:
+        """Bring the replicas to a new configuration, without a dropped request. One change at a time."""
+        async with self._changing:
+            before = {pool.name: pool for pool in self._config.pools}
+            self._config = config
+            done = Applied()
+            wanted = {pool.name: pool for pool in config.pools}
+            gone = [unit for unit in self.units if unit.pool.name not in wanted]
+            await self._remove(gone, done)
+            for name, pool in wanted.items():
+                old = before.get(name)
+                if old is not None and not old.same_replicas(pool):
+                    await self._renew(pool, done)
+                await self._resize(pool, done)
+            return done
+
+    async def renew(self) -> Applied:
+        """Start every replica again, one at a time, without a dropped request."""
+        async with self._changing:
+            done = Applied()
+            for pool in self._config.pools:
+                await self._renew(pool, done)
+            return done
+
+    def _of(self, pool: Pool) -> list[Unit]:
+        return [unit for unit in self.units if unit.pool.name == pool.name]
+
+    async def _renew(self, pool: Pool, done: Applied) -> None:
+        old = self._of(pool)
+        for unit in old[: pool.count]:
+            if self._closed:
+                return
+            others = [u for u in self._of(pool) if u is not unit and u.state is UnitState.READY]
+            if others:
+                # In place: the same cores and memory serve its successor.
+                await self._remove([unit], done)
+                if not await self._grow(pool, done):
+                    log.error("pool %s: the renewal stops here; the other replicas go on as they were", pool.name)
+                    return
+            else:
+                if not await self._grow(pool, done):
+                    return
+                await self._remove([unit], done)
+
+    async def _resize(self, pool: Pool, done: Applied) -> None:
+        units = self._of(pool)
+        if len(units) > pool.count:
+            await self._remove(units[pool.count :], done)
+        missing = pool.count - len(units)
+        if missing > 0:
+            await asyncio.gather(*(self._grow(pool, done) for _ in range(missing)))
+        for unit in self._of(pool):
+            if unit.state is UnitState.FAILED:
+                # Asked for again: perhaps what was wrong has been put right.
+                await self._remove([unit], done)
+                await self._grow(pool, done)
+
+    async def _grow(self, pool: Pool, done: Applied) -> bool:
+        unit = self._add(pool)
+        await unit.settled.wait()
+        good = unit.state is UnitState.READY
+        (done.started if good else done.failed).append(unit.name)
+        return good
+
+    async def _remove(self, units: list[Unit], done: Applied) -> None:
+        await asyncio.gather(*(unit.stop() for unit in units))
+        for unit in units:
+            self._units.pop(unit.name, None)
+            done.stopped.append(unit.name)
+
+    async def close(self, *, hurry: Callable[[], bool] = lambda: False) -> None:
+        """End every replica, whatever it is doing. Nothing of them is left when this returns."""
+        self._closed = True
+        await asyncio.gather(*(unit.end(hurry=hurry()) for unit in self.units))
+        self._units.clear()

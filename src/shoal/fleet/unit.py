@@ -1,0 +1,375 @@
+"""One wanted replica's life: start → prove → serve → crash → back off → start again, until it is stopped.
+
+    ┌──────────── backoff ◄───────── crash
+    ▼                                  ▲
+starting ──a generated token──► ready ─┤
+    │                                  └► draining ─► stopped
+    └── crashed too often, or refused its options ──► failed
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import socket
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from shoal.fleet.adapters import Dialect, HttpAdapter, Order
+from shoal.fleet.config import Pool, SupervisorConfig
+from shoal.fleet.launch import ReplicaLog, ReplicaProcess
+from shoal.fleet.registry import RawEvents, Registry, ReplicaHandle, ReplicaStats
+from shoal.policy.outcomes import LegFailed
+
+log = logging.getLogger("shoal.fleet")
+
+REFUSED = 2
+"""Exit code of a replica that can never work as it was asked to."""
+_PROBE_SECONDS = 0.2
+_PROBE_SECONDS_MAX = 2.0
+
+
+class UnitState(StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    BACKOFF = "backoff"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What all replicas of a fleet share."""
+
+    registry: Registry
+    settings: SupervisorConfig
+    log_dir: Path
+    threads: int
+    kv_share: float | None
+    secret: str | None
+
+
+class Gate:
+    """An adapter that isn't ready before its replica has generated a token."""
+
+    def __init__(self, adapter: HttpAdapter) -> None:
+        self.adapter = adapter
+        self.open = False
+
+    async def ready(self) -> bool:
+        return self.open and await self.adapter.ready()
+
+    async def stats(self) -> ReplicaStats:
+        return await self.adapter.stats()
+
+    def kv_events(self) -> AsyncIterator[RawEvents] | None:
+        return self.adapter.kv_events()
+
+    async def replay(self, start: int) -> list[RawEvents] | None:
+        return await self.adapter.replay(start)
+
+
+class _Crashed(Exception):
+    """The message says how; `final`: starting it again is of no use."""
+
+    def __init__(self, how: str, *, final: bool = False) -> None:
+        super().__init__(how)
+        self.final = final
+
+
+class Unit:
+    """Begun once. `stop` drains it first, `end` doesn't."""
+
+    def __init__(self, pool: Pool, place: int, dialect: Dialect, site: Site, url: str | None = None) -> None:
+        self.pool = pool
+        self.place = place
+        self.name = f"{pool.name}-{place}"
+        self.state = UnitState.STARTING
+        self.url = url
+        self.attached = url is not None
+        self.restarts = 0
+        self.problem = ""
+        """What went wrong last."""
+        self.since = time.monotonic()
+        """When it came into its state."""
+        self.settled = asyncio.Event()
+        """Ready for the first time, or given up, or stopped."""
+        self._dialect = dialect
+        self._site = site
+        self._log = ReplicaLog(site.log_dir / f"{self.name}.log", site.settings.log_bytes)
+        self._gate: Gate | None = None
+        self._process: ReplicaProcess | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._crashes = 0
+
+    @property
+    def pid(self) -> int | None:
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else None
+
+    @property
+    def age(self) -> float:
+        """Seconds in its state."""
+        return time.monotonic() - self.since
+
+    @property
+    def log_path(self) -> Path | None:
+        return None if self.attached else self._log.path
+
+    def last_words(self) -> str:
+        tail = self._log.tail()
+        return f"; it said last:\n{tail}" if tail else ""
+
+    def _enter(self, state: UnitState) -> None:
+        self.state, self.since = state, time.monotonic()
+        if state in (UnitState.READY, UnitState.FAILED, UnitState.STOPPED):
+            self.settled.set()
+
+    def begin(self) -> None:
+        self._task = asyncio.ensure_future(self._live())
+
+    async def _live(self) -> None:
+        settings = self._site.settings
+        try:
+            while True:
+                try:
+                    await self._serve()
+                except _Crashed as crash:
+                    if not self._on_crash(crash):
+                        return
+                except Exception as error:
+                    log.exception("replica %s", self.name)
+                    if not self._on_crash(_Crashed(f"could not be started: {error}")):
+                        return
+                finally:
+                    await self._end_process(grace=0)
+                wait = min(settings.backoff_seconds_max, settings.backoff_seconds * 2 ** max(0, self._crashes - 1))
+                # Replicas that fell together must not come back in one rush.
+                await asyncio.sleep(wait * random.uniform(0.8, 1.2))
+                self.restarts += 1
+        finally:
+            await self._end_process(grace=0)
+
+    def _on_crash(self, crash: _Crashed) -> bool:
+        """Whether it is started again."""
+        settings = self._site.settings
+        served = self.state is UnitState.READY and time.monotonic() - self.since >= settings.stable_seconds
+        self._crashes = 1 if served else self._crashes + 1
+        self.problem = str(crash)
+        given_up = crash.final or self._crashes >= settings.crash_limit
+        words = self.last_words()
+        if given_up and not self.attached:
+            log.error("replica %s %s; it is given up%s", self.name, crash, words)
+            self._enter(UnitState.FAILED)
+            return False
+        log.warning("replica %s %s; it is started again%s", self.name, crash, words)
+        self._enter(UnitState.BACKOFF)
+        return True
+
+    # One process.
+
+    async def _serve(self) -> None:
+        """From its start to its end, which is always a `_Crashed` (or being cancelled)."""
+        self._enter(UnitState.STARTING)
+        if self.attached:
+            self._register(*self._attached_access())
+            exited = asyncio.ensure_future(_never())
+        else:
+            exited = asyncio.ensure_future(self._exit(await self._start()))
+        proven = asyncio.ensure_future(self._prove())
+        try:
+            deadline = None if self.attached else self._site.settings.start_seconds
+            await asyncio.wait({exited, proven}, timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
+            if exited.done():
+                exited.result()
+            if not proven.done():
+                raise _Crashed(f"generated no token within {deadline:g} s of its start")
+            proven.result()
+            self._enter(UnitState.READY)
+            log.info("replica %s is ready at %s", self.name, self.url)
+            watched = asyncio.ensure_future(self._watch())
+            try:
+                await asyncio.wait({exited, watched}, return_when=asyncio.FIRST_COMPLETED)
+                (exited if exited.done() else watched).result()
+            finally:
+                watched.cancel()
+        finally:
+            exited.cancel()
+            proven.cancel()
+            await asyncio.gather(exited, proven, return_exceptions=True)
+            self._down()
+
+    async def _start(self) -> ReplicaProcess:
+        listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        try:
+            port = listener.getsockname()[1]
+            events = _free_pair() if self.pool.kv_events else None
+            order = Order(
+                name=self.name,
+                pool=self.pool,
+                port=port,
+                listener=listener,
+                threads=self.pool.threads or self._site.threads,
+                kv_share=self._site.kv_share,
+                api_key=self._site.secret,
+                events_port=events,
+            )
+            command = self._dialect.command(order)
+            self.url = f"http://127.0.0.1:{port}"
+            self._register(self._site.secret, f"tcp://127.0.0.1:{events}" if events else None)
+            process = self._process = ReplicaProcess(command, self._log)
+            await process.start()
+            return process
+        finally:
+            listener.close()
+
+    async def _exit(self, process: ReplicaProcess) -> None:
+        code = await process.wait()
+        how = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
+        raise _Crashed(how, final=code == REFUSED and self.state is UnitState.STARTING)
+
+    def _attached_access(self) -> tuple[str | None, str | None]:
+        key = os.environ.get(self.pool.api_key_env) if self.pool.api_key_env else None
+        urls = [url.rstrip("/") for url in self.pool.urls]
+        assert self.url is not None
+        place = urls.index(self.url)
+        return key, self.pool.kv_events_urls[place] if self.pool.kv_events_urls else None
+
+    def _register(self, api_key: str | None, events: str | None, length: int = 0) -> None:
+        """In the registry, not yet healthy: known, so that requests for its model wait and are not refused."""
+        self._forget()
+        assert self.url is not None
+        adapter = self._dialect.adapter(self.url, api_key=api_key, events=events)
+        self._gate = Gate(adapter)
+        self._site.registry.add(self._handle(api_key, length), healthy=False)
+
+    def _handle(self, api_key: str | None, length: int) -> ReplicaHandle:
+        traits = self._dialect.traits
+        assert self.url is not None
+        return ReplicaHandle(
+            name=self.name,
+            url=self.url,
+            models=self.pool.models,
+            pool=self.pool.name,
+            role=self.pool.role,
+            adapter=self._gate,
+            api_key=api_key,
+            max_inflight=self.pool.max_inflight,
+            max_model_len=length,
+            usage_in_stream=traits.usage_in_stream,
+            returns_token_ids=traits.returns_token_ids,
+            resumes=traits.resumes,
+        )
+
+    async def _prove(self) -> None:
+        """Until it has generated a token; then it is served."""
+        pause = _PROBE_SECONDS
+        while True:
+            gate = self._gate
+            if gate is not None:
+                try:
+                    if await gate.adapter.ready():
+                        await gate.adapter.prove(self.pool.models[0])
+                        break
+                except (LegFailed, TimeoutError) as error:
+                    self.problem = f"isn't ready: {error or 'no answer in time'}"
+            await asyncio.sleep(pause)
+            pause = min(_PROBE_SECONDS_MAX, pause * 1.3)
+        length = 0
+        with contextlib.suppress(LegFailed, TimeoutError):
+            length = await gate.adapter.max_model_len(self.pool.models[0])
+        registry = self._site.registry
+        handle = registry.get(self.name).handle
+        registry.remove(self.name)
+        gate.open = True
+        self.problem = ""
+        registry.add(self._handle(handle.api_key, length))
+
+    async def _watch(self) -> None:
+        """Returns never; raises once it has been unhealthy for too long."""
+        settings = self._site.settings
+        ill_since: float | None = None
+        while True:
+            await asyncio.sleep(min(1.0, settings.unhealthy_seconds / 4))
+            healthy = self._site.registry.get(self.name).state.healthy
+            now = time.monotonic()
+            ill_since = None if healthy else ill_since or now
+            if ill_since is not None and now - ill_since >= settings.unhealthy_seconds and not self.attached:
+                raise _Crashed(f"was unhealthy for {settings.unhealthy_seconds:g} s")
+
+    def _down(self) -> None:
+        """Its process is gone or going: end its legs at once, so that they are tried elsewhere."""
+        if self._gate is not None:
+            self._gate.open = False
+        if self.name in self._site.registry and self.state is not UnitState.STOPPED:
+            self._site.registry.set_health(self.name, False, "its process ended")
+
+    def _forget(self) -> None:
+        if self.name in self._site.registry:
+            self._site.registry.remove(self.name)
+        if self._gate is not None:
+            self._gate.open = False
+            self._gate.adapter.close()
+            self._gate = None
+
+    async def _end_process(self, grace: float) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            await process.end(grace)
+
+    # The end.
+
+    async def stop(self) -> None:
+        """No new requests, time for those in flight, then the end."""
+        registry = self._site.registry
+        if self.name in registry and self.state is UnitState.READY:
+            self._enter(UnitState.DRAINING)
+            registry.drain(self.name)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._site.settings.drain_seconds):
+                    await self._idle()
+        await self.end()
+
+    async def _idle(self) -> None:
+        """Until no lease is held here. Looked at, because nobody is told of releases."""
+        registry = self._site.registry
+        while self.name in registry and registry.ledger.live(self.name):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+    async def end(self, *, hurry: bool = False) -> None:
+        """The end, at whatever stage. Legs that are still there are tried elsewhere."""
+        # Taken from the task, which would kill it at once.
+        process, self._process = self._process, None
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        self._forget()
+        try:
+            if process is not None:
+                await process.end(0.0 if hurry else self._site.settings.stop_seconds)
+        finally:
+            self._enter(UnitState.STOPPED)
+
+
+async def _never() -> None:
+    await asyncio.Event().wait()
+
+
+def _free_pair() -> int:
+    """A port that is free now, and so is the one after it."""
+    for _ in range(50):
+        with socket.socket() as first:
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            if port >= 65534:
+                continue
+            with socket.socket() as second, contextlib.suppress(OSError):
+                second.bind(("127.0.0.1", port + 1))
+                return port
+    raise OSError("no two neighbouring ports are free")
