@@ -18,7 +18,7 @@ from shoal.fleet.gateway import Gateway, GatewayConfig
 from shoal.fleet.health import HealthConfig, HealthMonitor
 from shoal.fleet.index import Followers
 from shoal.fleet.index.zmq_stream import ZmqEvents
-from shoal.fleet.registry import Registry, ReplicaHandle
+from shoal.fleet.registry import Registry, ReplicaHandle, Role
 from shoal.policy.breaker import BreakerConfig
 from shoal.policy.routing.kv import CombinedIndex, ExactIndex
 
@@ -65,6 +65,8 @@ class Fleet:
             return
         ledger = self.registry.ledger
         ledger.check()
+        assert self.gateway is not None
+        assert self.gateway.splitter.live == 0, "handed-over KV that nobody took or released"
         assert ledger.live() == 0, f"{ledger.live()} leases are still live"
         for replica in self.registry.replicas:
             state = replica.state
@@ -155,6 +157,7 @@ async def fleet(
     monitored: bool = False,
     handle: dict[str, Any] | None = None,
     events: dict[str, Any] | None = None,
+    roles: list[Role] | None = None,
 ) -> AsyncIterator[Fleet]:
     """`count` engines behind a gateway; or behind the router that the environment names."""
     names = models or ["fake"] * count
@@ -181,7 +184,8 @@ async def fleet(
         defaults = ReplicaHandle(
             name=engine.name, url=engine.url, models=(engine.model,), adapter=adapter, returns_token_ids=True
         )
-        registry.add(replace(defaults, **(handle or {})))
+        role: Role = roles[int(engine.name[1:])] if roles else "both"
+        registry.add(replace(defaults, role=role, **(handle or {})))
     gateway = Gateway(registry, config)
     index = gateway.router.index
     followers = Followers(registry, index) if isinstance(index, CombinedIndex | ExactIndex) else None

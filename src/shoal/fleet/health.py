@@ -11,6 +11,7 @@
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
@@ -54,16 +55,20 @@ class HealthMonitor:
         self._bad: dict[str, int] = {}
         self._good: dict[str, int] = {}
         self._ejected_until: dict[str, float] = {}
-        registry.on_change(lambda name: self._sync())
+        self._leave: Callable[[], None] | None = None
 
     def start(self) -> None:
         self._sweep = asyncio.ensure_future(self._sweeping())
+        self._leave = self._registry.on_change(lambda name: self._sync())
         self._sync()
 
     async def stop(self) -> None:
         tasks = [*self._loops.values(), *([self._sweep] if self._sweep else [])]
         self._sweep = None
         self._loops.clear()
+        if self._leave is not None:
+            self._leave()
+            self._leave = None
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -17,6 +17,7 @@ from shoal.fleet.gateway.keys import Client, Clients
 from shoal.fleet.gateway.pages import Pages
 from shoal.fleet.gateway.record import Observers, RequestRecord
 from shoal.fleet.registry import Registry
+from shoal.fleet.split import SplitConfig, Splitter
 from shoal.policy.admission import Admission, Ticket
 from shoal.policy.outcomes import Outcome
 from shoal.policy.retry import RetryBudget
@@ -56,6 +57,14 @@ class Gateway:
         self.draining = False
         self._clients = Clients(self.config.keys)
         self._budget = RetryBudget(share=self.config.retry_share)
+        self.splitter = Splitter(
+            registry,
+            self.router,
+            self.observers,
+            SplitConfig(
+                threshold_tokens=self.config.split_threshold_tokens, prefill_seconds=self.config.prefill_seconds
+            ),
+        )
         self._dispatcher = Dispatcher(registry, self.router, self.admission, self.config.down_seconds)
         self._live: dict[asyncio.Task[Any], Exchange | None] = {}
         self._gone: set[asyncio.Task[Any]] = set()
@@ -205,6 +214,7 @@ class Gateway:
         return Exchange(
             registry=self.registry,
             dispatcher=self._dispatcher,
+            splitter=self.splitter,
             budget=self._budget,
             config=self.config,
             observers=self.observers,
@@ -314,6 +324,8 @@ class Gateway:
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
+        await self.splitter.close()
+        self._dispatcher.close()
         return len(cut)
 
 

@@ -166,7 +166,7 @@ class Sizer:
         if prompt_tokens > 0 and size > 0:
             before = self._bytes_per_token.get(model, size / prompt_tokens)
             self._bytes_per_token[model] = max(0.5, before + 0.05 * (size / prompt_tokens - before))
-        usual = self._output.get(model, float(completion_tokens))
+        usual = self._output.get(model, float(_DEFAULT_OUTPUT))
         self._output[model] = max(1.0, usual + 0.05 * (completion_tokens - usual))
 
 

@@ -60,6 +60,10 @@ class GatewayConfig:
     """Retries per request, fleet-wide, at most; keeps them from doubling an overload."""
     continuation: bool = True
     """Continue broken streams on another replica where that is exact."""
+    split_threshold_tokens: int = 256
+    """Prompts with fewer tokens to compute aren't prefilled on another replica than the one that decodes."""
+    prefill_seconds: float = 60.0
+    """A prefill on another replica must have been done within this."""
     access_log: bool = False
     prompt_log: str | None = None
     """A file that gets every request body, redacted; None: nothing of a prompt is ever written."""

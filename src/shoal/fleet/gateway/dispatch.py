@@ -4,6 +4,7 @@ Whoever waits is served in admission's order; a slot that comes free, a replica 
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from shoal.engine.server.errors import ApiError
@@ -46,8 +47,16 @@ class Dispatcher:
         self._waiting: dict[str, _Waiting] = {}
         self._lanes: dict[str, int] = {}
         """Lane → how many wait in it."""
-        registry.on_change(lambda name: self.pump())
-        registry.on_emptied(router.forget)
+        self._leave: tuple[Callable[[], None], ...] = (
+            registry.on_change(lambda name: self.pump()),
+            registry.on_emptied(router.forget),
+        )
+
+    def close(self) -> None:
+        """Hear no more of the registry: this gateway has ended."""
+        leave, self._leave = self._leave, ()
+        for end in leave:
+            end()
 
     def admit(self, ticket: Ticket, request: RouteRequest) -> None:
         """`ApiError` 429 if its first token would come too late, 404 if nobody serves its model."""

@@ -29,6 +29,7 @@ from shoal.fleet.gateway.sse import (
 )
 from shoal.fleet.http1 import Answer
 from shoal.fleet.registry import Registry
+from shoal.fleet.split import Handoff, Splitter
 from shoal.policy.admission import Ticket, retry_after_header
 from shoal.policy.outcomes import MEANINGS, LegFailed, Outcome, outcome_of_exception
 from shoal.policy.retry import RetryBudget
@@ -49,6 +50,7 @@ class Exchange:
         *,
         registry: Registry,
         dispatcher: Dispatcher,
+        splitter: Splitter,
         budget: RetryBudget,
         config: GatewayConfig,
         observers: Observers,
@@ -61,6 +63,8 @@ class Exchange:
     ) -> None:
         self._registry = registry
         self._dispatcher = dispatcher
+        self._splitter = splitter
+        self._handoff: Handoff | None = None
         self._budget = budget
         self._config = config
         self._observers = observers
@@ -146,8 +150,9 @@ class Exchange:
         excluded = self._route.excluded | {leg.replica.name}
         states = self._registry.states(now)
         others = any(
-            self._route.model in s.models and s.name not in excluded and s.healthy and not s.draining
+            self._route.model in s.models and s.role != "prefill" and s.healthy and not s.draining
             for s in states
+            if s.name not in excluded
         )
         self._route.excluded = excluded if others else frozenset()
         return others
@@ -183,6 +188,20 @@ class Exchange:
 
     async def _carry(self, leg: Leg) -> None:
         path, body = self._request_for(leg)
+        try:
+            if not self._continuing and self._splitter.wants(leg.replica, self._route):
+                self._handoff = await self._splitter.prefill(
+                    self._parsed, self._route, path, self._forwarded, self.record
+                )
+                if self._handoff is not None:
+                    body = self._handoff.request(body)
+            await self._answer(leg, path, body)
+        finally:
+            handoff, self._handoff = self._handoff, None
+            if handoff is not None:
+                self._splitter.abandon(handoff, leg.replica.endpoint)
+
+    async def _answer(self, leg: Leg, path: bytes, body: bytes) -> None:
         answer = await leg.open(path, body, self._forwarded, self._config.first_byte_seconds)
         if answer.header(b"content-type").startswith(b"text/event-stream"):
             await self._stream(leg, answer)
@@ -217,6 +236,7 @@ class Exchange:
         content_type = answer.header(b"content-type")
         if content_type.startswith(b"application/json") and not _closed(body):
             raise LegFailed(Outcome.REPLICA_FAULT, f"replica {leg.replica.name} sent broken JSON")
+        body = self._taken_over(body)
         self.usage = usage_of(body)
         leg.lease.counted = self.usage.output if self.usage is not None else 0
         headers = self._headers(leg, content_type or b"application/json")
@@ -244,12 +264,20 @@ class Exchange:
                         await self._relay(leg, answer, events)
                     raise failure
             lease.progress(clock())
+            events = self._taken_over(events)
             seconds = config.stall_seconds
             ended = ended or DONE in events
             await self._relay(leg, answer, events)
         if not ended:
             raise LegFailed(Outcome.REPLICA_FAULT, f"replica {leg.replica.name} ended the stream without [DONE]")
         await self._finish()
+
+    def _taken_over(self, data: bytes) -> bytes:
+        """Bytes of a decode leg: they show that it has the KV, and get the prefill leg's figures."""
+        if self._handoff is None:
+            return data
+        self._splitter.took(self._handoff)
+        return self._handoff.corrected(data)
 
     def _until_error(self, events: bytes) -> tuple[bytes, LegFailed | None]:
         """What comes before an error event, and what the error means."""

@@ -1,6 +1,7 @@
 """A follower for every replica of a registry."""
 
 import asyncio
+from collections.abc import Callable
 
 from shoal.fleet.index.follower import Follower
 from shoal.fleet.registry import Registry
@@ -16,14 +17,18 @@ class Followers:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.by_name: dict[str, Follower] = {}
         self._running = False
-        registry.on_change(lambda name: self._sync())
+        self._leave: Callable[[], None] | None = None
 
     def start(self) -> None:
         self._running = True
+        self._leave = self._registry.on_change(lambda name: self._sync())
         self._sync()
 
     async def stop(self) -> None:
         self._running = False
+        if self._leave is not None:
+            self._leave()
+            self._leave = None
         tasks = list(self._tasks.values())
         self._tasks.clear()
         for task in tasks:

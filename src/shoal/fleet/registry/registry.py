@@ -76,7 +76,7 @@ class Registry:
 
     def emptied(self, name: str) -> None:
         """Its cache is gone (restart, reset, removal): whoever remembers its prefixes must forget them."""
-        for forget in self._forgetters:
+        for forget in tuple(self._forgetters):
             forget(name)
 
     def take(self, decision: Decision, request: RouteRequest, *, streams: bool, now: float) -> Lease:
@@ -124,14 +124,18 @@ class Registry:
         """Prompt tokens a second that the available replicas compute together."""
         return sum(s.prefill_rate for s in self._states if s.healthy and not s.draining and s.breaker_closed)
 
-    def on_change(self, listener: Callable[[str], None]) -> None:
+    def on_change(self, listener: Callable[[str], None]) -> Callable[[], None]:
+        """Call `listener` with a replica's name from now on; what is returned ends that."""
         self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
 
-    def on_emptied(self, forget: Callable[[str], None]) -> None:
+    def on_emptied(self, forget: Callable[[str], None]) -> Callable[[], None]:
+        """Call `forget` when a replica's cache is gone; what is returned ends that."""
         self._forgetters.append(forget)
+        return lambda: self._forgetters.remove(forget)
 
     def changed(self, name: str) -> None:
-        for listener in self._listeners:
+        for listener in tuple(self._listeners):
             listener(name)
 
     def close(self) -> None:

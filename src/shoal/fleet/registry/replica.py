@@ -29,6 +29,7 @@ class Replica:
             name=handle.name,
             models=frozenset(handle.models),
             pool=handle.pool,
+            role=handle.role,
             max_inflight=handle.max_inflight,
             max_model_len=handle.max_model_len,
         )

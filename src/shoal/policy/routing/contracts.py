@@ -29,6 +29,8 @@ class RouteRequest:
     excluded: frozenset[str] = frozenset()
     """Replicas that failed this request already."""
     pool: str | None = None
+    role: str = "serve"
+    """`serve`: a replica that answers (role `both` or `decode`); `prefill`: one that only prepares KV."""
     hits: Mapping[str, int] = field(default_factory=dict)
     """Prompt tokens each replica is believed to hold; filled in by the router from its index."""
     charged: Sequence[float] = ()
@@ -42,6 +44,7 @@ class ReplicaState:
     name: str
     models: frozenset[str]
     pool: str = "default"
+    role: str = "both"
     healthy: bool = True
     draining: bool = False
     breaker_closed: bool = True

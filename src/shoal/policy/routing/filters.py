@@ -6,13 +6,14 @@ from shoal.policy.routing.contracts import NoReplica, ReplicaState, RouteRequest
 
 
 class Serves:
-    """The right model and pool, not tried already, and the prompt fits its context."""
+    """The right model, role and pool, and not tried already."""
 
     def keep(self, request: RouteRequest, replica: ReplicaState, now: float) -> bool:
         return (
             request.model in replica.models
             and replica.name not in request.excluded
             and (request.pool is None or replica.pool == request.pool)
+            and (replica.role == "prefill") == (request.role == "prefill")
         )
 
 
@@ -32,8 +33,11 @@ class HasSlot:
 
 def why_none(request: RouteRequest, replicas: Sequence[ReplicaState]) -> NoReplica:
     """The first reason that holds for everybody."""
+    pool, prefill = request.pool, request.role == "prefill"
     serving = [
-        r for r in replicas if request.model in r.models and (request.pool is None or r.pool == request.pool)
+        r
+        for r in replicas
+        if request.model in r.models and (pool is None or r.pool == pool) and (r.role == "prefill") == prefill
     ]
     if not serving:
         return NoReplica("model", f"no replica serves model {request.model[:200]!r}")

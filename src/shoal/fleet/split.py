@@ -1,0 +1,209 @@
+"""Prefill on one replica, decode on another: one transaction of two legs, in vLLM's NIXL format over HTTP.
+
+    decode lease ─► prefill leg (max_tokens 1) ─► kv_transfer_params ─► decode leg ─► first byte: KV was taken over
+
+The decode replica is chosen first; it is the one that matters. A prefill that fails costs no request: it is counted
+against its replica, another one is tried, and at last the decode replica computes the prompt itself. KV that a
+prefill replica holds for a decode that will not come is fetched and dropped, so that it isn't stranded until the
+engine's own timeout: `handed == taken + released + live`.
+"""
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from shoal.fleet.gateway.body import Parsed, with_fields
+from shoal.fleet.gateway.leg import Leg
+from shoal.fleet.gateway.record import Observers, RequestRecord
+from shoal.fleet.gateway.sse import usage_of
+from shoal.fleet.http1 import Endpoint
+from shoal.fleet.registry import Registry, Replica
+from shoal.policy.outcomes import MEANINGS, LegFailed, Outcome, outcome_of_exception
+from shoal.policy.routing import NoReplica, Router, RouteRequest
+
+log = logging.getLogger("shoal.fleet")
+
+_ANSWER_LIMIT = 16 * 2**20
+_RELEASE_SECONDS = 10.0
+_CACHED = re.compile(rb'"cached_tokens":\s*\d+')
+_PREFILL_PARAMS: dict[str, Any] = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitConfig:
+    threshold_tokens: int = 256
+    """Prompts with fewer tokens to compute stay whole: the hand-off would cost more than it saves."""
+    prefill_seconds: float = 60.0
+    """A prefill that hasn't answered within this is given up."""
+    attempts: int = 2
+    """Prefill replicas tried for one request."""
+
+
+class _Prefilled(msgspec.Struct):
+    kv_transfer_params: msgspec.Raw = msgspec.Raw()
+
+
+@dataclass(slots=True)
+class Handoff:
+    """KV that a prefill replica holds for one request."""
+
+    params: bytes
+    """`kv_transfer_params` as the prefill replica gave them."""
+    cached: int | None
+    """Prompt tokens that it had cached: what the request really saved."""
+    prefill: str
+    path: bytes
+    body: bytes
+    settled: bool = False
+
+    def request(self, body: bytes) -> bytes:
+        """The decode leg's body."""
+        return with_fields(body, b'"kv_transfer_params":' + self.params + b",")
+
+    def corrected(self, data: bytes) -> bytes:
+        """An answer's bytes with the prefill leg's `cached_tokens`: to the decode replica all of the prompt is.
+
+        Inside a JSON string a quote is always escaped, so the pattern can't match in a text.
+        """
+        if b'"cached_tokens"' not in data:
+            return data
+        return _CACHED.sub(b'"cached_tokens":%d' % (self.cached or 0), data)
+
+
+class Splitter:
+    """The prefill side of requests. Owned by the gateway's event loop."""
+
+    def __init__(
+        self, registry: Registry, router: Router, observers: Observers, config: SplitConfig | None = None
+    ) -> None:
+        self._registry = registry
+        self._router = router
+        self._observers = observers
+        self._config = config or SplitConfig()
+        self._releases: set[asyncio.Task[None]] = set()
+        self.handed = self.taken = self.released = self.lost = 0
+
+    @property
+    def live(self) -> int:
+        """Hand-offs that nobody has taken over or released yet."""
+        return self.handed - self.taken - self.released - self.lost
+
+    def wants(self, decode: Replica, route: RouteRequest) -> bool:
+        """Whether this request is to be prefilled elsewhere."""
+        if decode.handle.role != "decode":
+            return False
+        missing = route.prompt_tokens - route.hits.get(decode.name, 0) * decode.state.trust
+        return missing >= self._config.threshold_tokens
+
+    async def prefill(
+        self,
+        parsed: Parsed,
+        route: RouteRequest,
+        path: bytes,
+        headers: Iterable[tuple[bytes, bytes]],
+        record: RequestRecord,
+    ) -> Handoff | None:
+        """The hand-off from a prefill replica; None: the decode replica has to compute the prompt.
+
+        `LegFailed` (client error) where the prefill replica says that the request is wrong.
+        """
+        asked: dict[str, Any] = msgspec.json.decode(parsed.body)
+        for name in ("stream_options", "min_tokens"):
+            asked.pop(name, None)
+        asked |= {"stream": False, "max_tokens": 1, "kv_transfer_params": _PREFILL_PARAMS}
+        if parsed.endpoint == "chat":
+            asked["max_completion_tokens"] = 1
+        body = msgspec.json.encode(asked)
+        wanted = replace(route, role="prefill", excluded=frozenset(), hits={}, max_tokens=1)
+        for _ in range(self._config.attempts):
+            now = self._registry.clock()
+            decision = self._router.route(wanted, self._registry.states(now), now)
+            if isinstance(decision, NoReplica):
+                log.warning("request %s: no prefill replica: %s", record.request_id, decision.reason)
+                return None
+            lease = self._registry.take(decision, wanted, streams=False, now=now)
+            leg = Leg(self._registry.get(decision.replica), decision, lease)
+            try:
+                handoff = await self._one(leg, path, body, headers)
+                self._end(leg, Outcome.OK, record)
+                return handoff
+            except BaseException as error:
+                outcome = self._end(leg, outcome_of_exception(error), record)
+                if not isinstance(error, LegFailed | TimeoutError):
+                    raise
+                if outcome is Outcome.CLIENT_ERROR:
+                    raise
+                log.warning(
+                    "request %s: prefill on %s: %s: %s", record.request_id, leg.replica.name, outcome, error
+                )
+                if not MEANINGS[outcome].retry and outcome is not Outcome.DEADLINE:
+                    return None
+                wanted.excluded = wanted.excluded | {leg.replica.name}
+        return None
+
+    async def _one(
+        self, leg: Leg, path: bytes, body: bytes, headers: Iterable[tuple[bytes, bytes]]
+    ) -> Handoff | None:
+        async with asyncio.timeout(self._config.prefill_seconds):
+            answer = await leg.open(path, body, headers, self._config.prefill_seconds)
+            data = await answer.whole(_ANSWER_LIMIT)
+        usage = usage_of(data)
+        leg.lease.counted = 1
+        try:
+            params = bytes(msgspec.json.decode(data, type=_Prefilled).kv_transfer_params)
+        except msgspec.MsgspecError:
+            raise LegFailed(Outcome.REPLICA_FAULT, "the prefill's answer isn't JSON") from None
+        if params in (b"", b"null"):
+            # The engine hands nothing over (all of it was too short, or it isn't set up to).
+            return None
+        self.handed += 1
+        return Handoff(params, usage.cached if usage is not None else None, leg.replica.name, path, body)
+
+    def _end(self, leg: Leg, outcome: Outcome, record: RequestRecord) -> Outcome:
+        leg.end(outcome, self._registry.clock())
+        self._observers.on_leg(record, leg.replica.name, outcome)
+        return outcome
+
+    def took(self, handoff: Handoff) -> None:
+        """The decode replica has begun to answer: the KV is with it."""
+        if not handoff.settled:
+            handoff.settled = True
+            self.taken += 1
+
+    def abandon(self, handoff: Handoff, decode: Endpoint) -> None:
+        """No decode leg will take this KV: have it fetched and dropped. Goes on by itself."""
+        if handoff.settled:
+            return
+        handoff.settled = True
+        task = asyncio.ensure_future(self._release(handoff, decode))
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+
+    async def _release(self, handoff: Handoff, decode: Endpoint) -> None:
+        asked: dict[str, Any] = msgspec.json.decode(handoff.body)
+        asked["kv_transfer_params"] = msgspec.json.decode(handoff.params)
+        with contextlib.suppress(LegFailed, TimeoutError):
+            status, _ = await decode.post(handoff.path, msgspec.json.encode(asked), seconds=_RELEASE_SECONDS)
+            if status == 200:
+                self.released += 1
+                return
+        self.lost += 1
+        log.warning("KV held by %s could not be released; its engine will after its timeout", handoff.prefill)
+
+    async def close(self) -> None:
+        """Wait for releases under way."""
+        if self._releases:
+            await asyncio.wait(self._releases, timeout=_RELEASE_SECONDS)
