@@ -12,8 +12,8 @@ from shoal.plan.designs import Plan
 from shoal.plan.question import Assurance, PriceBasis, Question, SplitMode, engines_of
 from shoal.plan.search import search
 from shoal.specs.catalog import load_catalog
-from shoal.specs.catalog.models import catalog_model
-from shoal.specs.errors import SpecError
+from shoal.specs.catalog.models import catalog_entry, catalog_model
+from shoal.specs.errors import SpecError, UnknownModel
 from shoal.specs.model import ModelSpec
 from shoal.specs.parse import load_model_spec
 from shoal.specs.traffic import MAX_TOKENS, Lengths, Slo, Workload, positive
@@ -28,7 +28,18 @@ ASSUMED_OUTPUT = 512
 
 def find_model(name: str, catalogs: Sequence[Path | str] = ()) -> ModelSpec:
     """The model at a path (directory, config.json, GGUF), or of this name in the catalogue."""
-    return load_model_spec(name) if Path(name).exists() else catalog_model(name, catalogs)
+    try:
+        return catalog_model(name, catalogs)
+    except UnknownModel:
+        # Second, so that a directory that happens to bear a model's name does not hide the model.
+        if Path(name).exists():
+            return load_model_spec(name)
+        raise
+
+
+def check_catalogued(name: str, catalogs: Sequence[Path | str] = ()) -> None:
+    """Raise `UnknownModel` unless the catalogue has a model of this name, whatever files there are."""
+    catalog_entry(name, catalogs)
 
 
 def lengths(

@@ -7,13 +7,18 @@ from shoal.specs.layout import Layout
 
 def milliseconds(value: Estimate) -> str:
     """ "42 ms (29 to 60)"."""
-    return f"{value.mean * 1e3:.3g} ms ({value.low * 1e3:.2g} to {value.high * 1e3:.2g})"
+    return f"{short(value.mean * 1e3)} ms ({short(value.low * 1e3)} to {short(value.high * 1e3)})"
+
+
+def short(value: float) -> str:
+    """A number to two or three significant digits, never in powers of ten: "0.46", "4.6", "46", "2,610"."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def seconds(value: Estimate) -> str:
     if value.mean < 1:
         return milliseconds(value)
-    return f"{value.mean:.3g} s ({value.low:.2g} to {value.high:.2g})"
+    return f"{value.mean:.3g} s ({short(value.low)} to {short(value.high)})"
 
 
 def usd(value: float) -> str:
@@ -28,7 +33,7 @@ def per_million(design: Design) -> str:
     if design.cost is None:
         return "no price known"
     cost = design.cost.per_million_output
-    return f"{usd(cost.mean)} ({cost.low:.2g} to {cost.high:.2g}) a million output tokens"
+    return f"{usd(cost.mean)} ({short(cost.low)} to {short(cost.high)}) a million output tokens"
 
 
 def devices(count: int, name: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from shoal.plan.designs import Design
 from shoal.plan.question import Question
+from shoal.plan.words import milliseconds, seconds
 from shoal.specs.catalog.models import catalog_entry
 from shoal.specs.errors import SpecError, UnknownModel
 from shoal.specs.layout import Layout
@@ -58,8 +59,7 @@ class Launch:
         lines = [
             f"# {d.name}",
             f"# {d.devices} devices. Written for {engine} {written_for}; flags change: check its documentation.",
-            f"# Predicted, not measured: TTFT {d.ttft.mean:.3g} s ({d.ttft.low:.2g} to {d.ttft.high:.2g}), TPOT "
-            f"{d.tpot.mean * 1e3:.3g} ms ({d.tpot.low * 1e3:.2g} to {d.tpot.high * 1e3:.2g}).",
+            f"# Predicted, not measured: TTFT {seconds(d.ttft)}, TPOT {milliseconds(d.tpot)}.",
         ]
         return lines
 

@@ -1,0 +1,215 @@
+// The page: calculators answer as one types; the planner asks the server.
+"use strict";
+(function () {
+  const byId = (id) => document.getElementById(id);
+  const number = (host, name) => Number(String(host.querySelector(`[name=${name}]`).value).replaceAll(",", "").trim() || NaN);
+  const GB = 1e9;
+
+  function bytes(value) {
+    for (const [unit, scale] of [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["KB", 1e3]]) {
+      if (value >= scale) return `${(value / scale).toLocaleString("en", { maximumSignificantDigits: value / scale >= 100 ? 4 : 3 })} ${unit}`;
+    }
+    return `${Math.round(value)} B`;
+  }
+  const round = (v) => Number(v.toPrecision(2)).toLocaleString("en");
+  const percent = (v) => `${(v * 100).toFixed(v < 0.1 ? 1 : 0)} %`;
+  const usd = (v) => `$${v >= 100 ? Math.round(v).toLocaleString("en") : v >= 0.1 ? v.toFixed(2) : v.toPrecision(2)}`;
+  const time = (s) => (s >= 1 ? `${s.toFixed(1)} s` : s >= 1e-3 ? `${(s * 1e3).toPrecision(3)} ms` : `${(s * 1e6).toPrecision(3)} µs`);
+
+  // Runs one calculator; what it refuses is said where the answer would be.
+  function answer(id, compute) {
+    const out = byId(`${id}-answer`);
+    try {
+      out.classList.remove("error");
+      out.textContent = compute(byId(id));
+    } catch (error) {
+      if (!(error instanceof calc.Refused)) throw error;
+      out.classList.add("error");
+      out.textContent = error.message;
+      const chart = byId(`${id}-chart`);
+      if (chart) chart.replaceChildren();
+    }
+  }
+
+  const calculators = {
+    fit(host) {
+      const weights = calc.weightBytes(number(host, "parameters") * 1e9, number(host, "bytes"));
+      const cache = calc.kvBytes(number(host, "token") * number(host, "cache"), number(host, "context"), number(host, "users"));
+      const memory = number(host, "memory") * GB, headroom = number(host, "headroom") / 100;
+      const found = calc.devicesNeeded(weights + cache, memory, headroom);
+      byId("fit-note").textContent =
+        `weights ${bytes(weights)} + cache ${bytes(cache)} = ${bytes(weights + cache)}, over ${bytes(memory * (1 - headroom))} usable: ` +
+        `${found.exact.toFixed(3)}` + (cache > weights ? `. The cache is ${(cache / weights).toFixed(1)} times the weights.` : ".");
+      charts.fill(byId("fit-chart"), [["weights", weights], ["cache", cache]],
+        [[`usable on ${found.count}`, found.count * memory * (1 - headroom)]], bytes);
+      return found.tooClose ? `${found.count - 1} or ${found.count} devices: too close to call` : `${found.count} device${found.count === 1 ? "" : "s"}`;
+    },
+    kv(host) {
+      const mla = host.querySelector("[name=kind]").value === "mla";
+      host.querySelectorAll("[data-kind]").forEach((label) => { label.hidden = (label.dataset.kind === "mla") !== mla; });
+      const layers = number(host, "layers"), element = number(host, "element");
+      const token = mla
+        ? calc.mlaBytesPerToken(layers, number(host, "latent"), number(host, "rope"), element)
+        : calc.gqaBytesPerToken(layers, number(host, "heads"), number(host, "width"), element);
+      byId("kv-note").textContent = `8K tokens: ${bytes(calc.kvBytes(token, 8192, 1))}; 128K tokens: ${bytes(calc.kvBytes(token, 131072, 1))}.`;
+      return `${bytes(token)} a token`;
+    },
+    bubble(host) {
+      const stages = number(host, "stages"), micro = number(host, "micro");
+      const idle = calc.bubble(stages, micro);
+      const points = [];
+      const last = Math.max(8 * stages, micro);
+      for (let m = 1; m <= last; m += Math.max(1, Math.floor(last / 60))) points.push([m, calc.bubble(stages, m)]);
+      charts.lines(byId("bubble-chart"), [{ name: "idle", points }], {
+        title: "idle share against micro-batches", xName: "micro-batches in flight", mark: [micro, idle],
+        x: (v) => Math.round(v), y: (v) => `${Math.round(v * 100)} %`, width: 380,
+      });
+      return `${percent(idle)} idle`;
+    },
+    handoff(host) {
+      const size = number(host, "size") * GB, ports = number(host, "ports");
+      const efficiency = number(host, "efficiency") / 100, layers = number(host, "layers");
+      const seconds = calc.handoffSeconds(size, number(host, "bandwidth") * GB, ports, efficiency, layers);
+      const points = [];
+      for (let b = 10; b <= 1000; b *= 1.3) points.push([b, calc.handoffSeconds(size, b * GB, ports, efficiency, layers)]);
+      charts.lines(byId("handoff-chart"), [{ name: "time", points }], {
+        title: "hand-off time against bandwidth", xName: "GB/s of a port", log: true, mark: null,
+        x: (v) => round(v), y: (v) => time(v), width: 380,
+      });
+      return time(seconds);
+    },
+    cost(host) {
+      const devices = number(host, "devices"), price = number(host, "price"), tokens = number(host, "tokens");
+      const utilization = number(host, "utilization") / 100;
+      const million = calc.costPerMillion(devices, price, tokens, utilization);
+      byId("cost-note").textContent = `${usd(calc.costPerDay(devices, price))} a day. One kind of token: count what your tokens a second count.`;
+      return `${usd(million)} a million tokens`;
+    },
+  };
+  for (const [id, compute] of Object.entries(calculators)) {
+    byId(id).addEventListener("input", () => answer(id, compute));
+    answer(id, compute);
+  }
+
+  document.querySelectorAll("[role=tab]").forEach((tab) => tab.addEventListener("click", () => {
+    document.querySelectorAll("[role=tab]").forEach((t) => t.setAttribute("aria-selected", String(t === tab)));
+    for (const id of ["calculators", "planner"]) byId(id).hidden = id !== tab.dataset.tab;
+  }));
+
+  function option(list, value, text) {
+    const node = document.createElement("option");
+    node.value = value;
+    if (text) node.textContent = text;
+    list.append(node);
+  }
+  async function catalogue() {
+    const response = await fetch("api/catalog");
+    if (!response.ok) return;
+    const found = await response.json();
+    const fit = byId("fit");
+    const models = fit.querySelector("[name=model]"), devices = fit.querySelector("[name=device]");
+    option(devices, "", "my own figure");
+    for (const model of found.models) { option(models, model.name, model.name); option(byId("models"), model.name); }
+    for (const device of found.accelerators) { option(devices, device.name, device.name); option(byId("gpus"), device.name); }
+    fit.addEventListener("change", (event) => {
+      const model = found.models.find((m) => m.name === models.value);
+      if (event.target === models && model) {
+        fit.querySelector("[name=parameters]").value = (model.parameters / 1e9).toFixed(2);
+        fit.querySelector("[name=token]").value = Math.round(model.kv_bytes_per_token);
+      }
+      const device = found.accelerators.find((d) => d.name === devices.value);
+      if (event.target === devices && device) fit.querySelector("[name=memory]").value = device.memory_bytes / GB;
+      answer("fit", calculators.fit);
+    });
+  }
+
+  function element(name, text, className) {
+    const node = document.createElement(name);
+    if (text !== undefined) node.textContent = text;
+    if (className) node.className = className;
+    return node;
+  }
+  function list(host, title, items) {
+    if (!items.length) return;
+    host.append(element("h3", title));
+    const ul = element("ul");
+    items.forEach((item) => ul.append(element("li", item)));
+    host.append(ul);
+  }
+  const span = (e, scale, digits) => `${(e.mean * scale).toFixed(digits)} (${(e.low * scale).toFixed(digits)}–${(e.high * scale).toFixed(digits)})`;
+
+  function table(plan) {
+    const wrap = element("div", undefined, "scroll"), node = element("table");
+    const head = element("tr");
+    for (const [name, kind] of [["#", "n"], ["Devices", "n"], ["Design", ""], ["TTFT s", "n"], ["TPOT ms", "n"], ["$/Mtok out", "n"], ["$/hour", "n"]]) {
+      head.append(element("th", name, kind));
+    }
+    node.append(head);
+    plan.designs.forEach((d, place) => {
+      const row = element("tr", undefined, place === 0 ? "first" : "");
+      const money = d.cost ? span(d.cost.usd_per_million_output_tokens, 1, 2) : "no price";
+      for (const [text, kind] of [[d.group, "n"], [d.devices, "n"], [d.name, ""], [span(d.ttft_seconds, 1, 2), "n"],
+        [span(d.tpot_seconds, 1e3, 0), "n"], [money, "n"], [d.cost ? d.cost.usd_per_hour.toFixed(2) : "", "n"]]) {
+        row.append(element("td", text, kind));
+      }
+      node.append(row);
+    });
+    wrap.append(node);
+    return wrap;
+  }
+
+  function show(plan) {
+    const host = byId("answer"), why = plan.explanation;
+    host.replaceChildren(element("h2", plan.feasible ? "Answer" : "Nothing serves this"));
+    why.summary.forEach((line) => host.append(element("p", line)));
+    if (plan.feasible) {
+      host.append(table(plan), element("p", "Designs with the same # are too close to call.", "note"));
+      host.append(element("h3", "Speed for a user against throughput of a device"));
+      const chart = element("div");
+      host.append(chart);
+      const series = [{ name: "best of all", points: plan.pareto.map((p) => [p.tokens_per_second_user, p.tokens_per_second_device]) }];
+      plan.designs.filter((d) => d.curve_user_device.length && !d.prefill_layout).slice(0, 3)
+        .forEach((d) => series.push({ name: d.name, points: d.curve_user_device }));
+      charts.lines(chart, series, {
+        title: "throughput against speed", xName: "tokens a second for a user", log: true,
+        x: (v) => round(v), y: (v) => round(v),
+      });
+    }
+    list(host, "The ladder", why.ladder.map((r) => `${r.rung}. ${r.name}: ${r.verdict}. ${r.reason}`));
+    list(host, "What binds", why.binding);
+    list(host, "What would change it", why.flips.map((f) => f.sentence));
+    list(host, "Splitting prefill from decode", why.splitting);
+    list(host, "Rejected", why.rejected);
+    list(host, "Mind", why.cautions.map((c) => `${c.topic}: ${c.text}`));
+    host.hidden = false;
+    host.scrollIntoView({ behavior: "smooth", block: "start" });
+  }
+
+  byId("search").addEventListener("click", async () => {
+    const form = byId("question"), button = byId("search"), error = byId("plan-error");
+    const text = (name) => form.elements[name].value.trim();
+    const value = (name) => (text(name) === "" ? null : Number(text(name).replaceAll(",", "")));
+    error.textContent = "";
+    button.disabled = true;
+    button.textContent = "Searching …";
+    try {
+      const response = await fetch("api/plan", {
+        method: "POST", headers: { "Content-Type": "application/json" },
+        body: JSON.stringify({
+          model: text("model"), gpu: text("gpu").split(",").map((g) => g.trim()).filter(Boolean), users: value("users"),
+          input_tokens: value("input"), output_tokens: value("output"),
+          ttft_ms: value("ttft"), tpot_ms: value("tpot"), prefix_hit: (value("prefix") || 0) / 100,
+          peak_to_mean: value("peak") ?? 1, spares: value("spares") ?? 0, basis: text("basis"), split: text("split"),
+        }),
+      });
+      const found = await response.json();
+      if (response.ok) show(found); else error.textContent = found.error;
+    } catch (problem) {
+      error.textContent = `The planner does not answer (${problem.message}). Is "shoal ui" still running?`;
+    } finally {
+      button.disabled = false;
+      button.textContent = "Search";
+    }
+  });
+  catalogue();
+})();
