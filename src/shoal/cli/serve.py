@@ -130,6 +130,7 @@ def _run(engine: EngineOptions, server: ServerOptions, console: Console, demo_pr
     # Before torch is imported, let alone a model loaded: a port in use must not cost a minute.
     sock = bind(server)
     from shoal.engine.server.lifecycle import Replica, signals_stop
+    from shoal.observe.replica import ReplicaDashboard
 
     url = url_of(sock)
     name = engine.served_name or engine.model
@@ -143,7 +144,8 @@ def _run(engine: EngineOptions, server: ServerOptions, console: Console, demo_pr
         console.print("[dim]Ctrl-C stops.[/dim]")
 
     async def main() -> None:
-        replica = Replica(engine, server, name)
+        dashboard = ReplicaDashboard()
+        replica = Replica(engine, server, name, pages=dashboard.routes, observers=[dashboard])
         with signals_stop(replica), console.status(f"Loading {engine.model} …") as status:
 
             async def ready(replica: Replica) -> None:
@@ -163,11 +165,12 @@ def show_ready(console: Console, replica: Replica, url: str, server: ServerOptio
     assert engine is not None
     blocks, size = engine.stats().kv_total_blocks, block_size
     key = ' -H "Authorization: Bearer $SHOAL_API_KEY"' if server.api_key else ""
-    console.print(f"[bold green]Ready[/bold green]  {url}/v1")
-    console.print(f"  model    {replica.state.model_name}, context {engine.max_model_len:,} tokens")
-    console.print(f"  KV       {blocks * size:,} tokens ({blocks:,} blocks of {size})")
-    console.print(f"  metrics  {url}/metrics   API {url}/openapi.json")
-    console.print("  try      ", end="")
+    console.print(f"[bold green]Ready[/bold green]      {url}/v1")
+    console.print(f"  dashboard  {url}/")
+    console.print(f"  model      {replica.state.model_name}, context {engine.max_model_len:,} tokens")
+    console.print(f"  KV         {blocks * size:,} tokens ({blocks:,} blocks of {size})")
+    console.print(f"  metrics    {url}/metrics   API {url}/openapi.json")
+    console.print("  try        ", end="")
     console.print(
         f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} "
         f'-d \'{{"model": "{replica.state.model_name}", '

@@ -9,7 +9,7 @@ Not thread-safe: whoever owns the core calls it from one thread (`AsyncEngine` h
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from shoal.engine.outputs import EngineStats, RequestOutput, RequestTimings, Ste
 from shoal.engine.request import EngineRequest
 from shoal.engine.text.tokenizer import Tokenizer
 from shoal.policy.batching import (
+    KvEvent,
     LaneScheduler,
     Output,
     Request,
@@ -38,6 +39,13 @@ class Observer(Protocol):
     def on_finished(self, timings: RequestTimings) -> None: ...
 
 
+class KvEventSink(Protocol):
+    """Where a cache's changes go; called from the core's thread after the step that made them, must not block."""
+
+    def publish(self, events: Sequence[KvEvent]) -> None: ...
+    def close(self) -> None: ...
+
+
 class EngineCore:
     """Owns the scheduler and the executor; turns requests into outputs, step by step."""
 
@@ -49,6 +57,7 @@ class EngineCore:
         step_timeout: float,
         observer: Observer | None = None,
         clock: Callable[[], float] = time.monotonic,
+        kv_events: KvEventSink | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
@@ -56,6 +65,7 @@ class EngineCore:
         self._timeout = step_timeout
         self.observer = observer
         self._clock = clock
+        self._kv_events = kv_events
         self._answers: dict[int, Answer] = {}
         self._by_request: dict[str, list[int]] = {}
         self._in_flight: deque[tuple[StepPlan, Future[StepResult], float]] = deque()
@@ -113,6 +123,8 @@ class EngineCore:
             raise self._die(f"step {plan.step} failed: {error}") from error
         now = self._clock()
         completed = self._scheduler.complete(plan, result, now)
+        if self._kv_events is not None and (events := self._scheduler.take_events()):
+            self._kv_events.publish(events)
         if self.observer is not None:
             self.observer.on_step(self._step_stats(plan, completed, now, now - started))
         outputs.extend(self._deliver(output) for output in completed)
@@ -210,6 +222,7 @@ class EngineCore:
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
             steps=stats.steps,
+            kv_block_tokens=self._scheduler.config.block_size,
         )
 
     def check(self) -> None:
@@ -220,6 +233,8 @@ class EngineCore:
 
     def close(self) -> None:
         self._executor.close()
+        if self._kv_events is not None:
+            self._kv_events.close()
 
 
 def _scheduler_request(answer: Answer, tokenizer: Tokenizer) -> Request:

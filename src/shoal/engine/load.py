@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import torch
 
-from shoal.engine.core import EngineCore, Observer
-from shoal.engine.errors import InvalidOption
+from shoal.engine.core import EngineCore, KvEventSink, Observer
+from shoal.engine.errors import EngineError, InvalidOption
 from shoal.engine.executor import Executor, InProcessExecutor
 from shoal.engine.executor_processes import ProcessExecutor
 from shoal.engine.frontend import Frontend
@@ -77,10 +77,25 @@ def load_engine(options: EngineOptions, observer: Observer | None = None) -> tup
         chunk_size=options.prefill_chunk,
         prefix_caching=options.prefix_caching,
         max_plans_in_flight=executor.max_in_flight,
+        record_events=options.kv_events is not None,
     )
     scheduler = Scheduler(config) if mesh.dp == 1 else LaneScheduler(config, mesh.dp)
-    core = EngineCore(scheduler, executor, tokenizer, options.step_timeout, observer)
+    core = EngineCore(
+        scheduler, executor, tokenizer, options.step_timeout, observer, kv_events=_publisher(options, executor)
+    )
     return core, frontend
+
+
+def _publisher(options: EngineOptions, executor: Executor) -> KvEventSink | None:
+    if options.kv_events is None:
+        return None
+    from shoal.engine.server.kv_events import KvEventPublisher
+
+    try:
+        return KvEventPublisher(options.kv_events)
+    except EngineError:
+        executor.close()
+        raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,3 +71,5 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     generated_tokens: int
     steps: int
+    kv_block_tokens: int = 0
+    """Tokens a block; 0: not told."""

@@ -1,6 +1,7 @@
 """The routes of one replica."""
 
 import asyncio
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import TypeVar
 
@@ -10,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from shoal.engine.server import chat, completions, text
@@ -124,8 +125,11 @@ async def _api_error(request: Request, error: Exception) -> Response:
     return error_response(error)
 
 
-def build_app(state: ServerState) -> Starlette:
-    """The ASGI application; `state.attach(engine)` may come later, until then it answers 503."""
+def build_app(state: ServerState, pages: Sequence[BaseRoute] = ()) -> Starlette:
+    """The ASGI application; `state.attach(engine)` may come later, until then it answers 503.
+
+    `pages` are further routes, such as a dashboard's.
+    """
     routes = Routes(state)
     table = [
         Route("/v1/chat/completions", routes.chat, methods=["POST"]),
@@ -139,16 +143,17 @@ def build_app(state: ServerState) -> Starlette:
         Route("/metrics", routes.metrics, methods=["GET"]),
         Route("/openapi.json", routes.openapi, methods=["GET"]),
     ]
+    further = [route.path for route in pages if isinstance(route, Route)]
     context = Middleware(
         RequestContext,
         metrics=state.metrics,
         api_key=ApiKey(state.options.api_key) if state.options.api_key else None,
         live=state.live,
         access=log_access if state.options.access_log else None,
-        known_paths=frozenset(route.path for route in table),
+        known_paths=frozenset([route.path for route in table] + further),
     )
     app = Starlette(
-        routes=table,
+        routes=[*table, *pages],
         middleware=[context],
         exception_handlers={HTTPException: _http_error, ApiError: _api_error},
     )

@@ -10,12 +10,16 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import uvicorn
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
 
 from shoal.engine.async_engine import AsyncEngine
+from shoal.engine.core import Observer
 from shoal.engine.options import EngineOptions
+from shoal.engine.outputs import RequestTimings, StepStats
 from shoal.engine.server.app import build_app
 from shoal.engine.server.state import ServerOptions, ServerState
 from shoal.engine.server.transport import HttpProtocol
@@ -34,16 +38,49 @@ class _Server(uvicorn.Server):
         yield
 
 
+class Observers:
+    """Several as one."""
+
+    def __init__(self, all_of_them: Sequence[Observer]) -> None:
+        self._all = tuple(all_of_them)
+
+    def on_step(self, stats: StepStats) -> None:
+        for observer in self._all:
+            observer.on_step(stats)
+
+    def on_finished(self, timings: RequestTimings) -> None:
+        for observer in self._all:
+            observer.on_finished(timings)
+
+
 class Replica:
     """One served model: HTTP server and engine with one life."""
 
-    def __init__(self, engine_options: EngineOptions, options: ServerOptions, model_name: str) -> None:
+    def __init__(
+        self,
+        engine_options: EngineOptions,
+        options: ServerOptions,
+        model_name: str,
+        *,
+        pages: Callable[["Replica"], Sequence[BaseRoute]] = lambda replica: (),
+        observers: Sequence[Observer] = (),
+        around: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+    ) -> None:
+        """`pages` are served beside the API, `observers` told of steps and requests, `around` wraps the whole."""
         self._engine_options = engine_options
+        self._pages = pages
+        self._around = around
         self._options = options
         self.state = ServerState(options, model_name, created=int(time.time()))
         self.engine: AsyncEngine | None = None
+        self._observer: Observer = Observers((self.state.metrics, *observers)) if observers else self.state.metrics
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
+
+    @property
+    def devices(self) -> int:
+        """Ranks that compute for it."""
+        return self._engine_options.mesh.world
 
     def stop(self) -> None:
         """Drain, then end. Called again: end at once."""
@@ -56,7 +93,7 @@ class Replica:
     ) -> None:
         """Serve on `sock` until stopped. Errors of loading the model are raised once the socket is closed again."""
         config = uvicorn.Config(
-            build_app(self.state),
+            self._around(build_app(self.state, self._pages(self))),
             http=HttpProtocol,
             ws="none",
             loop="none",
@@ -87,7 +124,7 @@ class Replica:
     async def _live(self, on_ready: Callable[["Replica"], Awaitable[None]] | None) -> None:
         stopped = asyncio.ensure_future(self._stop.wait())
         try:
-            loading = asyncio.ensure_future(AsyncEngine.start(self._engine_options, observer=self.state.metrics))
+            loading = asyncio.ensure_future(AsyncEngine.start(self._engine_options, observer=self._observer))
             await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if not loading.done():
                 loading.cancel()

@@ -35,6 +35,7 @@ class EngineCollector(Collector):
             ("shoal_requests_running", "Sequences being computed.", stats.running),
             ("shoal_requests_waiting", "Sequences that wait for memory or a slot.", stats.waiting),
             ("shoal_kv_blocks", "Blocks of KV memory.", stats.kv_total_blocks),
+            ("shoal_kv_block_tokens", "Tokens a block.", stats.kv_block_tokens),
             ("shoal_kv_blocks_used", "Blocks owned by live sequences.", stats.kv_used_blocks),
             ("shoal_kv_blocks_cached", "Free blocks that still hold a reusable prefix.", stats.kv_cached_blocks),
             ("shoal_kv_usage_ratio", "Share of the KV blocks owned by live sequences, 0 to 1.", usage),

@@ -1,0 +1,150 @@
+"""The dashboard of a single replica: the fleet's page, with one replica on it and no router."""
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from shoal import __version__
+from shoal.engine.outputs import EngineStats, RequestTimings, StepStats
+from shoal.observe.dashboard import HTML, page
+from shoal.observe.view import FleetView, ReplicaView, Totals
+from shoal.observe.window import Ended, Window, hit_ratios, latency
+
+if TYPE_CHECKING:
+    from shoal.engine.server.lifecycle import Replica
+
+_GOOD = ("stop", "length")
+
+
+class ReplicaDashboard:
+    """An observer of one engine, called from its thread; its routes are called from the event loop."""
+
+    def __init__(self) -> None:
+        self._window = Window()
+        self._outcomes: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._started = time.monotonic()
+
+    def on_step(self, stats: StepStats) -> None:
+        pass
+
+    def on_finished(self, timings: RequestTimings) -> None:
+        good = timings.finish_reason in _GOOD
+        first, tokens = timings.first_token, timings.generated_tokens
+        gap = (timings.finish - first) / (tokens - 1) if good and first is not None and tokens > 1 else None
+        ended = Ended(
+            at=time.monotonic(),
+            replica="",
+            ttft=first - timings.arrival if good and first is not None else None,
+            tpot=gap,
+            e2e=timings.finish - timings.arrival if good else None,
+            queue=timings.first_scheduled - timings.arrival if timings.first_scheduled is not None else None,
+            prompt_tokens=timings.prompt_tokens,
+            output_tokens=tokens,
+            predicted_hit=timings.cached_tokens,
+            actual_hit=timings.cached_tokens,
+        )
+        outcome = "ok" if good else "cancelled" if timings.finish_reason == "abort" else "error"
+        with self._lock:
+            self._window.add(ended)
+            self._outcomes[outcome] = self._outcomes.get(outcome, 0) + 1
+
+    def routes(self, replica: "Replica") -> Sequence[BaseRoute]:
+        """For `Replica(pages=…)`."""
+
+        async def dashboard(request: Request) -> Response:
+            return Response(page(), media_type=HTML)
+
+        async def numbers(request: Request) -> Response:
+            return Response(msgspec.json.encode(self.view(replica)), media_type="application/json")
+
+        return Route("/", dashboard, methods=["GET"]), Route("/api/fleet", numbers, methods=["GET"])
+
+    def view(self, replica: "Replica") -> FleetView:
+        now = time.monotonic()
+        with self._lock:
+            recent, outcomes = self._window.recent(now), dict(self._outcomes)
+            span = self._window.span(now, self._started)
+        state = replica.state
+        stats = replica.engine.stats() if replica.engine is not None else None
+        problem = state.not_ready
+        word = (
+            "ready"
+            if problem is None
+            else "draining"
+            if state.draining
+            else "starting"
+            if stats is None
+            else "down"
+        )
+        output = sum(ended.output_tokens for ended in recent) / span
+        devices = replica.devices
+        return FleetView(
+            title=state.model_name,
+            version=__version__,
+            uptime_seconds=now - self._started,
+            status=word,
+            totals=Totals(
+                window_seconds=span,
+                requests_per_second=len(recent) / span,
+                prompt_tokens_per_second=sum(ended.prompt_tokens for ended in recent) / span,
+                output_tokens_per_second=output,
+                output_tokens_per_second_device=output / devices,
+                running=stats.running if stats is not None else 0,
+                waiting=stats.waiting if stats is not None else 0,
+                actual_hit_ratio=hit_ratios(recent)[1],
+                outcomes=outcomes,
+            ),
+            latency=latency(recent),
+            replicas=(self._replica(word, problem, stats, recent, output, devices, state.model_name, now),),
+        )
+
+    def _replica(
+        self,
+        word: str,
+        problem: str | None,
+        stats: EngineStats | None,
+        recent: list[Ended],
+        output: float,
+        devices: int,
+        model: str,
+        now: float,
+    ) -> ReplicaView:
+        base = ReplicaView(
+            name="replica",
+            pool="",
+            state=word,
+            why=problem or "",
+            models=(model,),
+            engine="shoal",
+            pid=os.getpid(),
+            age_seconds=now - self._started,
+            devices=devices,
+            hit_ratio=hit_ratios(recent)[1],
+            tokens_per_second=output,
+            ttft=_mean([ended.ttft for ended in recent]),
+            tpot=_mean([ended.tpot for ended in recent]),
+        )
+        if stats is None:
+            return base
+        total = stats.kv_total_blocks
+        return msgspec.structs.replace(
+            base,
+            running=stats.running,
+            waiting=stats.waiting,
+            inflight=stats.running + stats.waiting,
+            kv_usage=stats.kv_used_blocks / total if total else None,
+            kv_capacity_tokens=total * stats.kv_block_tokens or None,
+        )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
