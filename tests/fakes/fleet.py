@@ -111,7 +111,7 @@ class Streamed:
         )
 
 
-async def eventually(condition: Any, what: str, seconds: float = 5.0) -> None:
+async def eventually(condition: Any, what: str, seconds: float = 15.0) -> None:
     """Poll until `condition()` holds; fail with `what` after `seconds`."""
     deadline = asyncio.get_running_loop().time() + seconds
     while not condition():

@@ -17,6 +17,7 @@ from shoal.fleet.gateway.keys import Client, Clients
 from shoal.fleet.gateway.pages import Pages
 from shoal.fleet.gateway.record import Observers, RequestRecord
 from shoal.fleet.registry import Registry
+from shoal.fleet.shared import SharedState
 from shoal.fleet.split import SplitConfig, Splitter
 from shoal.policy.admission import Admission, Ticket
 from shoal.policy.outcomes import Outcome
@@ -76,6 +77,10 @@ class Gateway:
     def live(self) -> int:
         """Requests being answered."""
         return len(self._live)
+
+    def share(self, shared: SharedState) -> None:
+        """Tell other gateways of every decision. Start and stop it yourself."""
+        self._dispatcher.on_chosen = shared.noted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

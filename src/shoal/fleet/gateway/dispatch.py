@@ -44,6 +44,8 @@ class Dispatcher:
         self._router = router
         self._admission = admission
         self._down_seconds = down_seconds
+        self.on_chosen: Callable[[RouteRequest, str], None] | None = None
+        """Told of every decision; for gateways that share them."""
         self._waiting: dict[str, _Waiting] = {}
         self._lanes: dict[str, int] = {}
         """Lane → how many wait in it."""
@@ -84,6 +86,8 @@ class Dispatcher:
         decision = self._router.route(request, self._registry.states(now), now)
         if isinstance(decision, NoReplica):
             return decision
+        if self.on_chosen is not None:
+            self.on_chosen(request, decision.replica)
         return decision, self._registry.take(decision, request, streams=streams, now=now)
 
     async def _wait(

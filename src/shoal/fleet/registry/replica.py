@@ -39,7 +39,9 @@ class Replica:
         self.outcomes: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
         self.unhealthy_because = ""
         self._clock = clock
-        self._own_pending = 0.0
+        self.own_pending = 0.0
+        """Prompt tokens of own leases that wait to be computed."""
+        self._others = (0, 0.0)
         self._own_kv = 0.0
         self._mean_prompt = 0.0
         self._silent: list[tuple[float, int, Lease]] = []
@@ -55,7 +57,7 @@ class Replica:
         if state.inflight == 0:
             self.last_progress = lease.taken_at
         state.inflight += 1
-        self._own_pending += lease.uncached
+        self.own_pending += lease.uncached
         self._own_kv += lease.prompt_tokens + lease.output_tokens
         self._mean_prompt += 0.1 * (lease.prompt_tokens - self._mean_prompt)
         if not lease.streams:
@@ -75,7 +77,7 @@ class Replica:
 
     def _start_decoding(self, lease: Lease) -> None:
         lease.decoding = True
-        self._own_pending = max(0.0, self._own_pending - lease.uncached)
+        self.own_pending = max(0.0, self.own_pending - lease.uncached)
         self.state.decoding += 1
 
     def on_first_token(self, lease: Lease) -> None:
@@ -94,7 +96,7 @@ class Replica:
         if lease.decoding:
             state.decoding -= 1
         else:
-            self._own_pending = max(0.0, self._own_pending - lease.uncached)
+            self.own_pending = max(0.0, self.own_pending - lease.uncached)
         if lease.first_at is None and lease.counted:
             spent = lease.last_at - lease.taken_at
             self.rates.on_whole(lease.ahead + lease.uncached, lease.counted, spent, running)
@@ -102,7 +104,7 @@ class Replica:
             self.rates.on_decoded(lease.tokens - 1, lease.last_at - lease.first_at, running)
         if state.inflight == 0:
             # Sums of floats drift; with nobody here they are known.
-            self._own_pending = self._own_kv = 0.0
+            self.own_pending = self._own_kv = 0.0
         self.outcomes[lease.outcome] += 1
         if MEANINGS[lease.outcome].breaker == "success":
             self.last_progress = lease.last_at
@@ -119,6 +121,12 @@ class Replica:
         self.refresh(now)
         return stats.generated_tokens is not None and before is not None and stats.generated_tokens < before
 
+    def on_others(self, inflight: int, pending: float, now: float) -> None:
+        """What other gateways have in flight here, as they say themselves: fresher than the engine's gauges."""
+        if (inflight, pending) != self._others:
+            self._others = (inflight, pending)
+            self.refresh(now)
+
     def on_hit(self, predicted: int, actual: int) -> bool:
         """The engine says how much it reused. True if trust was just lost."""
         lost = self.trust.observe(predicted, actual)
@@ -130,8 +138,10 @@ class Replica:
         state, stats = self.state, self.stats
         waiting = stats.waiting or 0
         # The engine's own count includes our legs; what exceeds them is somebody else's.
-        state.foreign = max(0, (stats.running or 0) + waiting - state.inflight)
-        state.pending_tokens = self._own_pending + min(waiting, state.foreign) * self._mean_prompt
+        others, their_pending = self._others
+        state.foreign = max(others, (stats.running or 0) + waiting - state.inflight)
+        by_gauge = min(waiting, state.foreign) * self._mean_prompt
+        state.pending_tokens = self.own_pending + max(their_pending, by_gauge)
         if stats.kv_capacity_tokens:
             state.kv_capacity_tokens = float(stats.kv_capacity_tokens)
             state.kv_used_tokens = max(self._own_kv, (stats.kv_usage or 0.0) * stats.kv_capacity_tokens)
