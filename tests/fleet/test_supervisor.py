@@ -1,4 +1,4 @@
-"""A fleet of two real replicas: what it says, what becomes of it when one dies, hangs, is renewed, or it is stopped."""
+"""A fleet of two real replicas: what it says; what happens when one dies or hangs, is renewed, or all is stopped."""
 
 import json
 import os

@@ -149,6 +149,8 @@ class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     gateway: GatewayConfig = msgspec.field(default_factory=GatewayConfig)
     """Limits, deadlines, logs."""
     supervisor: SupervisorConfig = SupervisorConfig()
+    tracing: bool = False
+    """OpenTelemetry spans of gateway and engines, exported as the standard variables say."""
 
     def gateway_config(self) -> GatewayConfig:
         return dataclasses.replace(self.gateway, keys=self.keys, router=self.router, admission=self.admission)

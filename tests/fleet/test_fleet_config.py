@@ -1,0 +1,138 @@
+"""`fleet.yaml`: what is accepted, and that every error names path, value and what would do."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.serve_fleet import show_plan
+from shoal.fleet.config import ConfigError, load_config, parse_config
+from shoal.specs.errors import SpecError
+
+DIGEST = hashlib.sha256(b"secret").hexdigest()
+POOL = {"name": "small", "model": "smollm2-135m"}
+
+
+def pool(**fields: object) -> dict[str, object]:
+    return {"pools": [POOL | fields]}
+
+
+def test_one_pool_is_enough() -> None:
+    config = parse_config(pool())
+    only = config.pools[0]
+    assert (only.engine, only.count, only.models, only.layout.ranks) == ("shoal", 1, ("smollm2-135m",), 1)
+    assert config.router.policy == "default"
+    assert config.listen.host == "127.0.0.1"
+    assert config.gateway_config().keys == ()
+
+
+def test_everything_at_once() -> None:
+    config = parse_config(
+        {
+            "listen": {"port": 0, "cors_origins": ["https://app.example"]},
+            "pools": [
+                POOL | {"replicas": 3, "layout": {"tp": 2}, "options": {"num_blocks": 100}, "aliases": ["chat"]},
+                {"name": "big", "model": "big", "engine": "vllm", "urls": ["http://a:1", "http://b:2"],
+                 "kv_events_urls": ["tcp://a:5557", "tcp://b:5557"]},
+            ],
+            "router": {"policy": "prefix", "temperature": 0.1},
+            "admission": {"ttft_target": 2.5},
+            "health": {"hang_seconds": 5},
+            "breaker": {"consecutive": 5},
+            "keys": [{"name": "team", "sha256": DIGEST, "models": ["chat"], "tokens_per_minute": 1000}],
+            "gateway": {"attempts": 2, "redact": [r"\d{16}"]},
+            "supervisor": {"stop_seconds": 3},
+        }
+    )  # fmt: skip
+    assert [p.count for p in config.pools] == [3, 2]
+    assert (config.local_ranks, config.local_replicas) == (6, 3)
+    gateway = config.gateway_config()
+    assert (gateway.attempts, gateway.router.policy, gateway.admission.ttft_target) == (2, "prefix", 2.5)
+    assert gateway.keys[0].models == ("chat",)
+
+
+@pytest.mark.parametrize(
+    ("raw", "field", "value", "accepted"),
+    [
+        ([], "the file", [], "pools"),
+        ({}, "pools", None, "required"),
+        ({"pools": []}, "pools", [], "1"),
+        (pool(replicas="two"), "pools[0].replicas", "two", "int"),
+        (pool(replicas=-1), "pools[0].replicas", -1, ">= 0"),
+        (pool(name="Small Pool"), "pools[0].name", "Small Pool", "^[a-z0-9]"),
+        (pool(engine="tgi"), "pools[0].engine", "tgi", "enum"),
+        (pool(replica=2), "pools[0].replica", 2, "replicas"),
+        (pool(layout={"tq": 2}), "pools[0].layout.tq", 2, "tp"),
+        (pool(layout={"tp": 0}), "pools[0].layout.tp", 0, ">= 1"),
+        (pool(options={"num_block": 5}), "pools[0].options.num_block", 5, "num_blocks"),
+        (pool(options={"block_size": 17}), "pools[0].options.block_size", 17, "power of two"),
+        (pool(options={"num_blocks": "many"}), "pools[0].options.num_blocks", "many", "int"),
+        (pool(layout={"dp": 3, "ep": 2}), "pools[0].layout.ep", 2, "divisor"),
+        (pool(role="prefill"), "pools[0].role", "prefill", "both"),
+        (pool(engine="openai"), "pools[0].urls", None, "at least one URL"),
+        (pool(engine="vllm", urls=["localhost:80"]), "pools[0].urls[0]", "localhost:80", "http://host:port"),
+        (pool(engine="llamacpp", kv_events=True), "pools[0].kv_events", True, "publishes none"),
+        (pool(api_key_env="NO_SUCH_VARIABLE"), "pools[0].api_key_env", "NO_SUCH_VARIABLE", "variable that is set"),
+        ({"pools": [POOL, POOL]}, "pools[1].name", "small", "no other pool"),
+        (pool() | {"router": {"policy": "best"}}, "router", {"policy": "best"}, "round_robin"),
+        (pool() | {"router": {"polcy": "kv"}}, "router.polcy", "kv", "policy"),
+        (pool() | {"gateway": {"keys": []}}, "gateway.keys", [], "another field"),
+        (pool() | {"gateway": {"redact": ["("]}}, "gateway.redact[0]", "(", "regular expression"),
+        (pool() | {"listen": {"port": 70000}}, "listen.port", 70000, "65535"),
+        (pool() | {"listen": {"tls_key": "/none"}}, "listen.tls_certificate", None, "go together"),
+        (pool() | {"keys": [{"name": "a", "sha256": DIGEST, "models": ["x"]}]}, "keys[0].models", "x", "smollm2"),
+        (pool() | {"supervisor": {"crash_limit": 0}}, "supervisor.crash_limit", 0, ">= 1"),
+    ],
+)  # fmt: skip
+def test_every_error_names_path_value_and_what_would_do(
+    raw: object, field: str, value: object, accepted: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(raw)
+    assert caught.value.field == field
+    assert caught.value.value == value
+    assert accepted in caught.value.accepted
+
+
+def test_a_key_in_place_of_its_digest_is_not_shown() -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_config(pool() | {"keys": [{"name": "team", "sha256": "my-secret-key"}]})
+    assert "my-secret-key" not in str(caught.value)
+    assert "64" in str(caught.value)
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    for name, content, says in (
+        ("a.yaml", "pools: [", "valid YAML"),
+        ("b.yaml", "pools:\n- {name: a, model: b, replicas: no}", "b.yaml: pools[0].replicas"),
+    ):
+        path = tmp_path / name
+        path.write_text(content)
+        with pytest.raises(ConfigError, match="accepted") as caught:
+            load_config(path)
+        assert says in str(caught.value)
+    with pytest.raises(ConfigError, match="can be read"):
+        load_config(tmp_path / "none.yaml")
+
+
+def test_the_documented_example_is_valid() -> None:
+    root = Path(__file__).parents[2]
+    config = load_config(root / "examples" / "fleet.yaml")
+    assert len(config.pools) >= 2
+    # The reference names every field there is.
+    reference = (root / "docs" / "fleet-config.md").read_text()
+    for section in (config, config.pools[0], config.listen, config.supervisor, config.pools[0].layout):
+        for field in section.__struct_fields__:
+            assert f"`{field}`" in reference, field
+
+
+def test_check_says_what_would_run(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    console = Console(record=True, width=200)
+    show_plan(console, parse_config(pool(replicas=3, layout={"tp": 2}, options={"num_blocks": 9})), cores=2)
+    said = console.export_text()
+    assert "pool small: 3 replicas of smollm2-135m on shoal, tp2, 1 thread a rank" in said
+    assert "num_blocks 9" in said
+    assert "6 ranks for 2 cores" in said
+    assert "everybody may use it" in said
