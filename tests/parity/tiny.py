@@ -49,8 +49,11 @@ class TinyModel:
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                if name.endswith(("norm.weight", "layernorm.weight", "bias")):
+                if name.endswith(("norm.weight", "layernorm.weight", "bias", "sinks")):
                     parameter.add_(torch.randn_like(parameter) * 0.2)
+            for name, buffer in model.named_buffers():
+                if name.endswith("e_score_correction_bias"):
+                    buffer.add_(torch.randn_like(buffer) * 0.2)
         return model.to(dtype).eval()
 
 
@@ -149,7 +152,86 @@ ROPES = (
     _rope("rope-longrope-long", _LONGROPE, shortest=33),
 )
 
-ALL = (*ARCHITECTURES, *ROPES)
+_EXPERTS: Mapping[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_MLA: Mapping[str, Any] = {
+    "num_key_value_heads": 6,
+    "head_dim": 8,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+}
+
+MIXTURES = (
+    TinyModel("mixtral", "MixtralConfig", {"num_local_experts": 5, "sliding_window": None}),
+    TinyModel("qwen2-moe", "Qwen2MoeConfig", {**_EXPERTS, "num_experts": 6, "shared_expert_intermediate_size": 40}),
+    TinyModel(
+        "qwen3-moe",
+        "Qwen3MoeConfig",
+        {**_EXPERTS, "num_experts": 6, "norm_topk_prob": True, "mlp_only_layers": [1]},
+    ),
+    TinyModel(
+        "deepseek-v2",
+        "DeepseekV2Config",
+        {
+            **_MLA,
+            "q_lora_rank": None,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    TinyModel(
+        "deepseek-v3",
+        "DeepseekV3Config",
+        {**_MLA, "q_lora_rank": 20, "n_group": 4, "topk_group": 2, "n_shared_experts": 2},
+    ),
+    TinyModel(
+        "deepseek-v3-yarn",
+        "DeepseekV3Config",
+        {
+            **_MLA,
+            "q_lora_rank": 20,
+            "n_group": 2,
+            "topk_group": 1,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10_000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.7,
+            },
+        },
+    ),
+    TinyModel(
+        "gpt-oss",
+        "GptOssConfig",
+        {
+            "num_hidden_layers": 4,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "sliding_window": 9,
+            "swiglu_limit": 0.5,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 150_000.0,
+                "factor": 4.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
+)
+
+ALL = (*ARCHITECTURES, *ROPES, *MIXTURES)
 
 
 def save_tiny(model: Any, directory: Path, max_shard_size: str = "5GB") -> Path:

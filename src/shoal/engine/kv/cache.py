@@ -3,6 +3,8 @@
     layers[i].k  [N, B, K, D]      block n holds B tokens of one sequence, each K heads of D numbers
     layers[i].v  [N, B, K, Dv]     a token's slot is n * B + offset
 
+Latent attention (MLA) caches one vector a token for all heads, (latent, rotated key), in k: K is 1 and Dv is 0.
+
 The token is outside the head, so that writing a row is one contiguous copy and a block is one contiguous piece of
 memory: what copy-on-write, offloading and hand-off to another replica move.
 """
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor
 
 from shoal.engine.errors import EngineError
-from shoal.specs.model import ModelSpec
+from shoal.specs.model import AttentionSpec, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +29,20 @@ class LayerKv:
 
 def kv_block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block over all layers: B · Σ K·(D + Dv) · bytes of a number."""
-    per_token = sum(
-        layer.attention.kv_heads * (layer.attention.head_dim + layer.attention.v_head_dim) for layer in spec.layers
-    )
+    per_token = 0
+    for layer in spec.layers:
+        heads, width, v_width = kv_shape(layer.attention)
+        per_token += heads * (width + v_width)
     return per_token * block_size * dtype.itemsize
+
+
+def kv_shape(attention: AttentionSpec) -> tuple[int, int, int]:
+    """Heads, width of a key and width of a value, as cached. Raises EngineError where the state is another."""
+    if attention.kind == "gqa":
+        return attention.kv_heads, attention.head_dim, attention.v_head_dim
+    if attention.kind == "mla" and attention.mla is not None:
+        return 1, attention.mla.kv_lora_rank + attention.mla.qk_rope_dim, 0
+    raise EngineError(f"no cache for {attention.kind!r} attention; accepted: 'gqa' and 'mla'")
 
 
 class KvCache:
@@ -44,15 +56,12 @@ class KvCache:
         self.block_size = block_size
         self.dtype = dtype
         self.layers: list[LayerKv] = []
-        for index, layer in enumerate(spec.layers):
-            attention = layer.attention
-            if attention.kind != "gqa":
-                raise EngineError(f"layer {index}: no cache for {attention.kind!r} attention; accepted: 'gqa'")
-            head = (num_blocks, block_size, attention.kv_heads)
+        for layer in spec.layers:
+            heads, width, v_width = kv_shape(layer.attention)
             self.layers.append(
                 LayerKv(
-                    torch.zeros(*head, attention.head_dim, dtype=dtype, device=device),
-                    torch.zeros(*head, attention.v_head_dim, dtype=dtype, device=device),
+                    torch.zeros(num_blocks, block_size, heads, width, dtype=dtype, device=device),
+                    torch.zeros(num_blocks, block_size, heads, v_width, dtype=dtype, device=device),
                 )
             )
 

@@ -7,7 +7,7 @@ from shoal.engine import ops
 from shoal.engine.batch import Batch
 from shoal.engine.kv.cache import LayerKv
 from shoal.engine.layers.linear import Linear, RowLinear
-from shoal.engine.layers.loading import Span, Target
+from shoal.engine.layers.loading import Span, Target, empty
 from shoal.engine.layers.norm import RmsNorm
 from shoal.engine.layers.striped import striped_attention
 from shoal.engine.parallel.mesh import Mesh
@@ -52,6 +52,8 @@ class Attention(nn.Module):
         self.out = RowLinear(inputs, hidden, spec.out_bias, dtype, device, mesh.tp)
         self.q_norm = RmsNorm(spec.head_dim, norm, dtype, device) if spec.qk_norm else None
         self.k_norm = RmsNorm(spec.head_dim, norm, dtype, device) if spec.qk_norm else None
+        self.own_heads = Span(spec.heads, own.q)
+        self.sinks = empty((self.heads,), dtype, device) if spec.sinks else None
 
     def forward(self, x: Tensor, rotation: Rotation | None, batch: Batch, kv: LayerKv) -> Tensor:
         spec = self.spec
@@ -65,13 +67,17 @@ class Attention(nn.Module):
         q, k = qk.split((self.heads, self.kv_heads), 1)
         ops.write_kv(kv, k, v.view(rows, self.kv_heads, spec.v_head_dim), batch.slots)
         if batch.stripe is None:
-            attended = ops.paged_attention(q, kv, batch, spec.scale, spec.window, spec.softcap)
+            attended = ops.paged_attention(q, kv, batch, spec.scale, spec.window, spec.softcap, self.sinks)
         else:
-            attended = striped_attention(q, kv, batch.stripe, self.cp, spec.scale, spec.window, spec.softcap)
+            attended = striped_attention(
+                q, kv, batch.stripe, self.cp, spec.scale, spec.window, spec.softcap, self.sinks
+            )
         return self.out(attended.view(rows, self.heads * spec.v_head_dim))  # type: ignore[no-any-return]
 
     def targets(self) -> dict[str, Target]:
         found = self.qkv.targets(self.parts) | self.out.targets("o_proj")
         if self.q_norm is not None and self.k_norm is not None:
             found |= self.q_norm.targets("q_norm") | self.k_norm.targets("k_norm")
+        if self.sinks is not None:
+            found["sinks"] = Target(self.sinks, spans=(self.own_heads,))
         return found

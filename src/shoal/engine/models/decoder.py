@@ -18,10 +18,12 @@ from shoal.engine.kv.cache import KvCache, LayerKv
 from shoal.engine.layers.attention import Attention, Rotation
 from shoal.engine.layers.embedding import Embedding, Head
 from shoal.engine.layers.loading import Target, cutter
+from shoal.engine.layers.mla import LatentAttention
 from shoal.engine.layers.mlp import GatedMlp
+from shoal.engine.layers.moe import MoeFfn
 from shoal.engine.layers.norm import RmsNorm
 from shoal.engine.layers.rope import RotaryEmbedding
-from shoal.engine.models.names import NormNames, canonical
+from shoal.engine.models.names import NormNames, canonical, of_an_expert
 from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.parallel.placement import own_layers
 from shoal.engine.weights.errors import WeightsError
@@ -41,7 +43,13 @@ class DecoderLayer(nn.Module):
     """x + attention(norm(x)), then the same with the FFN; a second norm before each sum in sandwich models."""
 
     def __init__(
-        self, spec: LayerSpec, model: ModelSpec, dtype: torch.dtype, device: torch.device, mesh: Mesh
+        self,
+        spec: LayerSpec,
+        model: ModelSpec,
+        dtype: torch.dtype,
+        device: torch.device,
+        mesh: Mesh,
+        spare_experts: int = 0,
     ) -> None:
         super().__init__()
 
@@ -51,8 +59,16 @@ class DecoderLayer(nn.Module):
         self.attention_norm, self.ffn_norm = norm(), norm()
         self.after_attention_norm = norm() if model.norm.sandwich else None
         self.after_ffn_norm = norm() if model.norm.sandwich else None
-        self.attention = Attention(spec.attention, model.norm, model.hidden, dtype, device, mesh)
-        self.mlp = GatedMlp(spec.ffn, model.hidden, dtype, device, mesh)
+        self.attention: Attention | LatentAttention
+        if spec.attention.kind == "mla":
+            self.attention = LatentAttention(spec.attention, model.hidden, dtype, device, mesh)
+        else:
+            self.attention = Attention(spec.attention, model.norm, model.hidden, dtype, device, mesh)
+        self.mlp: GatedMlp | MoeFfn
+        if spec.ffn.kind == "moe":
+            self.mlp = MoeFfn(spec.ffn, model.hidden, dtype, device, mesh, spare_experts)
+        else:
+            self.mlp = GatedMlp(spec.ffn, model.hidden, dtype, device, mesh)
 
     def forward(self, x: Tensor, rotation: Rotation | None, batch: Batch, kv: LayerKv) -> Tensor:
         attended = self.attention(self.attention_norm(x), rotation, batch, kv)
@@ -86,6 +102,7 @@ class CausalLM(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         mesh: Mesh | None = None,
+        spare_experts: int = 0,
     ) -> None:
         super().__init__()
         mesh = mesh or Mesh.single()
@@ -99,7 +116,9 @@ class CausalLM(nn.Module):
             if mesh.first_stage
             else None
         )
-        self.layers = nn.ModuleList(DecoderLayer(spec.layers[i], spec, dtype, device, mesh) for i in self.stage)
+        self.layers = nn.ModuleList(
+            DecoderLayer(spec.layers[i], spec, dtype, device, mesh, spare_experts) for i in self.stage
+        )
         self.norm = RmsNorm(spec.hidden, spec.norm, dtype, device) if mesh.last_stage else None
         self.head = Head(spec, self._shared_weight(), dtype, device, mesh.tp) if mesh.last_stage else None
         ropes: list[RopeSpec] = []
@@ -182,7 +201,7 @@ class CausalLM(nn.Module):
                 if self.head is not None:
                     self.head.own(name, shape, read)
             elif bare not in targets:
-                if not self._of_another_stage(bare):
+                if not self._of_another_rank(bare):
                     unknown.append(name)
             elif bare not in missing:
                 raise WeightsError("given twice, under names that mean the same", tensor=name)
@@ -196,12 +215,18 @@ class CausalLM(nn.Module):
         if self.head is not None and (shared := self._shared_weight()) is not None:
             self.head.share_if_equal(shared)
 
-    def _of_another_stage(self, bare: str) -> bool:
-        """Whether another rank checks this tensor: it belongs to a stage that is not here."""
+    def _of_another_rank(self, bare: str) -> bool:
+        """Whether this tensor is checked elsewhere: it is of a stage or an expert that another rank has, or of the
+        layers for multi-token prediction, which nobody runs.
+        """
         match = _OF_A_LAYER.match(bare)
         if match is not None:
             layer = int(match[1])
-            return layer not in self.stage and layer < len(self.spec.layers)
+            if layer >= len(self.spec.layers):
+                return self.spec.mtp is not None and layer < len(self.spec.layers) + self.spec.mtp.layers
+            return layer not in self.stage or (
+                self.mesh.ep.size > 1 and of_an_expert(bare, self.spec.layers[layer])
+            )
         return self.mesh.spec.pp > 1 and bare in {f"{name}.weight" for name in (_EMBEDDING, _NORM, _LM_HEAD)}
 
 

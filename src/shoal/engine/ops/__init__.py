@@ -19,12 +19,15 @@ linear = KERNELS.linear
 write_kv = KERNELS.write_kv
 paged_attention = KERNELS.paged_attention
 paged_attention_lse = KERNELS.paged_attention_lse
+grouped_linear = KERNELS.grouped_linear
+swiglu_oai = KERNELS.swiglu_oai
 
 __all__ = [
     "KERNELS",
     "REFERENCE",
     "Kernels",
     "gelu_mul",
+    "grouped_linear",
     "linear",
     "paged_attention",
     "paged_attention_lse",
@@ -32,5 +35,6 @@ __all__ = [
     "rope",
     "select_kernels",
     "silu_mul",
+    "swiglu_oai",
     "write_kv",
 ]

@@ -1,6 +1,6 @@
 """What an implementation of the ops provides, and which one this process uses."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from shoal.engine.batch import Batch
 from shoal.engine.errors import InvalidOption
 from shoal.engine.kv.cache import LayerKv
-from shoal.engine.ops import cpu, reference, reference_attention
+from shoal.engine.ops import cpu, reference, reference_attention, reference_experts
 
 
 class PagedAttention(Protocol):
@@ -50,6 +50,10 @@ class Linear(Protocol):
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
 
 
+class GroupedLinear(Protocol):
+    def __call__(self, x: Tensor, counts: Sequence[int], weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """One implementation of every op; what each computes is said in `reference`.
@@ -66,6 +70,8 @@ class Kernels:
     write_kv: Callable[[LayerKv, Tensor, Tensor, Tensor], None]
     paged_attention: PagedAttention
     paged_attention_lse: PagedAttentionLse
+    grouped_linear: GroupedLinear = reference_experts.grouped_linear
+    swiglu_oai: Callable[[Tensor, float, float], Tensor] = reference_experts.swiglu_oai
 
 
 REFERENCE = Kernels(

@@ -5,6 +5,7 @@ from pathlib import Path
 from shoal.engine.weights.checkpoint import SafetensorsSource, open_directory
 from shoal.engine.weights.errors import WeightsError
 from shoal.engine.weights.gguf_file import GgufSource
+from shoal.engine.weights.published import as_published
 from shoal.engine.weights.source import WeightSource
 
 __all__ = ["WeightSource", "WeightsError", "open_weights"]
@@ -21,11 +22,11 @@ def open_weights(path: Path) -> WeightSource:
             if len(ggufs) > 1:
                 raise WeightsError(f"{len(ggufs)} GGUF files in it; give one of them", file=path)
             return GgufSource(ggufs[0])
-        return open_directory(path)
+        return as_published(open_directory(path))
     if not path.is_file():
         raise WeightsError("no such file or directory", file=path)
     if path.suffix == ".gguf":
         return GgufSource(path)
     if path.suffix == ".safetensors":
-        return SafetensorsSource({path: None})
+        return as_published(SafetensorsSource({path: None}))
     raise WeightsError("accepted: a directory, a .safetensors or a .gguf file", file=path)

@@ -1,0 +1,125 @@
+"""Rows to the ranks that hold their experts, and back.
+
+    a rank's rows, each with k choices          ep: one all-to-all out, one back
+    ──► sort by (rank, slot) ──► dispatch ──► [etp: gather] ──► sort by slot ──► experts
+    ◄── put in order ◄────────── combine ◄── [etp: sum, cut] ◄─ put in order ◄──┘
+
+Only chosen rows travel: k · H numbers a row each way. How many rows each slot gets from whom is told beforehand in
+an all-gather of counts, so that nobody has to send ids along with rows.
+
+Every rank of the group takes part in every step, whether or not it has rows: the collectives are matched by order.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from shoal.engine.layers.experts import Experts
+from shoal.engine.layers.router import Routing
+from shoal.engine.parallel.group import Group
+from shoal.policy.experts import EMPTY, LayerPlacement
+
+
+class ExpertExchange:
+    """One layer's exchange over `ep`; `etp` are the ranks that hold slices of the same experts."""
+
+    def __init__(self, ep: Group, etp: Group, placement: LayerPlacement, device: torch.device) -> None:
+        self.ep, self.etp = ep, etp
+        self.device = device
+        self.place(placement)
+        self.reset_counts()
+
+    def place(self, placement: LayerPlacement) -> None:
+        """From now on experts are where `placement` says."""
+        self.placement = placement
+        self.slots = placement.slots_per_rank
+        experts = 1 + max(expert for held in placement.slots for expert in held)
+        homes = placement.homes(experts)
+        most = max(len(home) for home in homes)
+        table = [[rank * self.slots + slot for rank, slot in home] for home in homes]
+        self._replicas = torch.tensor([len(home) for home in homes], device=self.device)
+        self._homes = torch.tensor([row + [0] * (most - len(row)) for row in table], device=self.device)
+
+    def reset_counts(self) -> None:
+        self.choices = torch.zeros(len(self._replicas), dtype=torch.int64, device=self.device)
+        self.rows = 0
+        self.rank_visits = 0
+
+    def __call__(self, x: Tensor, routing: Routing, experts: Experts) -> Tensor:
+        """x [T, H] -> [T · k, H]: row t · k + i is what row t's i-th expert made of it, not yet weighted."""
+        top_k = routing.experts.shape[1]
+        homes = self._deal(routing.experts)
+        order = homes.argsort(stable=True)
+        counts = homes.bincount(minlength=self.ep.size * self.slots).view(1, self.ep.size, self.slots)
+        told = self.ep.all_gather(counts).tolist()  # [source][target][slot]
+        sent = [sum(slots) for slots in told[self.ep.index]]
+        arrived = self.ep.all_to_all(torch.split(x.index_select(0, order // top_k), sent))
+        here: list[list[int]] = [source[self.ep.index] for source in told]
+        computed = self._compute(torch.cat(arrived), here, experts)
+        back = self.ep.all_to_all(torch.split(computed, [sum(slots) for slots in here]))
+        made = torch.cat(back)
+        return torch.empty_like(made).index_copy_(0, order, made)
+
+    def _deal(self, chosen: Tensor) -> Tensor:
+        """chosen [T, k] -> [T · k], rank · slots + slot of the replica that each choice goes to.
+
+        Rows are dealt to an expert's replicas in turn, ranks beginning at different ones.
+        """
+        rows = torch.arange(len(chosen), device=chosen.device)[:, None] + self.ep.index
+        homes = self._homes[chosen, rows % self._replicas[chosen]]
+        self.choices += chosen.flatten().bincount(minlength=len(self.choices))
+        self.rows += len(chosen)
+        ranks = torch.zeros(len(chosen), self.ep.size, dtype=torch.int64, device=chosen.device)
+        self.rank_visits += int(ranks.scatter_(1, homes // self.slots, 1).sum())
+        return homes.flatten()
+
+    def _compute(self, rows: Tensor, here: Sequence[Sequence[int]], experts: Experts) -> Tensor:
+        """Rows of each source, each sorted by slot -> the same rows computed."""
+        if self.etp.size == 1:
+            return _by_slot(rows, here, experts)
+        mine = torch.tensor([here], device=rows.device)
+        every: list[list[list[int]]] = self.etp.all_gather(mine).tolist()  # [slice's rank][source][slot]
+        sizes = [sum(map(sum, sources)) for sources in every]
+        if not sum(sizes):
+            return rows
+        gathered = self.etp.all_gather(rows, 0, sizes)
+        partial = _by_slot(gathered, [source for sources in every for source in sources], experts)
+        start = list(accumulate(sizes, initial=0))[self.etp.index]
+        return self.etp.all_reduce(partial).narrow(0, start, sizes[self.etp.index])
+
+    def move(self, placement: LayerPlacement, experts: Experts) -> None:
+        """Bring the weights to where `placement` has them, then let it take effect. All ranks of `ep` call it.
+
+        A replica's weights come from the first rank that had the expert; what a rank has it doesn't fetch.
+        """
+        old, new = self.placement.slots, placement.slots
+        me = self.ep.index
+        moves: list[list[list[int]]] = [[[] for _ in new] for _ in new]  # [source][target] -> experts
+        for target, held in enumerate(new):
+            for expert in held:
+                if expert != EMPTY and expert not in old[target]:
+                    source = next(rank for rank, had in enumerate(old) if expert in had)
+                    moves[source][target].append(expert)
+        stays = {e: (old[me].index(e), slot) for slot, e in enumerate(new[me]) if e != EMPTY and e in old[me]}
+        for weight in experts.weights():
+            kept = {expert: weight[slot].clone() for expert, (slot, at) in stays.items() if slot != at}
+            parcels = [weight[[old[me].index(e) for e in moves[me][target]]] for target in range(len(new))]
+            came = self.ep.all_to_all(parcels)
+            for expert, tensor in kept.items():
+                weight[stays[expert][1]] = tensor
+            for source, tensors in enumerate(came):
+                for expert, tensor in zip(moves[source][me], tensors, strict=True):
+                    weight[new[me].index(expert)] = tensor
+        self.place(placement)
+
+
+def _by_slot(rows: Tensor, runs: Sequence[Sequence[int]], experts: Experts) -> Tensor:
+    """Rows that lie in runs of slots, [run][slot] counting them, computed slot by slot and put back."""
+    slots = torch.arange(experts.slots).repeat(len(runs)).to(rows.device)
+    lengths = torch.tensor(runs, device=rows.device).flatten()
+    order = slots.repeat_interleave(lengths).argsort(stable=True)
+    counts = [sum(run[slot] for run in runs) for slot in range(experts.slots)]
+    computed = experts(rows.index_select(0, order), counts)
+    return torch.empty_like(computed).index_copy_(0, order, computed)
