@@ -55,7 +55,7 @@ class _Problem(msgspec.Struct, frozen=True):
 class _ErrorBody(msgspec.Struct, frozen=True):
     error: _Problem | str | None = None
     message: str | None = None
-    detail: Raw | None = None
+    detail: Raw | UnsetType = UNSET
 
 
 DONE = b"[DONE]"
@@ -96,6 +96,6 @@ def error_text(body: bytes) -> str:
     if isinstance(parsed.error, str):
         return parsed.error[:_ERROR_LENGTH]
     message = (parsed.error.message if parsed.error else None) or parsed.message
-    if message is None and parsed.detail is not None:
+    if message is None and isinstance(parsed.detail, Raw):
         message = bytes(parsed.detail).decode("utf-8", "replace")
     return (message or body.decode("utf-8", "replace"))[:_ERROR_LENGTH].strip()

@@ -88,7 +88,9 @@ class TextPrompts:
     def _words(self, key: str, letters: int) -> str:
         # Every word has at least two letters and a space.
         text = " ".join(WORDS[i] for i in _drawn(self._seed, key, letters // 3 + 1, len(WORDS)))
-        return text[:letters]
+        text = text[:letters]
+        # A blank at the end would be dropped, or be a token of its own.
+        return text[:-1] + "s" if text.endswith(" ") else text
 
     async def _fitted(self, key: str, tokens: int) -> str:
         if self._count is None:
@@ -96,7 +98,7 @@ class TextPrompts:
         letters = max(1, round(tokens * self._letters_per_token))
         best, error = "", tokens
         for _ in range(_TRIES):
-            text = self._words(key, letters).rstrip() or WORDS[0]
+            text = self._words(key, letters)
             counted = await self._count(text)
             if abs(counted - tokens) < error or not best:
                 best, error = text, abs(counted - tokens)

@@ -37,6 +37,8 @@ class ProtocolOptions:
     """Least duration of a stage with a rate: a queue needs time to show."""
     most_users: int = 64
     tolerance: float = 0.1
+    points: int = 12
+    """Rates that the sweep may try."""
     deadline: float = 600.0
 
 
@@ -141,7 +143,7 @@ class Protocol:
             measured = await self.job.measure(self.target, load, options, f"sweep {rate:.3g}/s")
             return measured.summary
 
-        search = RateSearch(max(0.01, 0.5 * capacity), self.options.tolerance)
+        search = RateSearch(max(0.01, 0.5 * capacity), self.options.tolerance, self.options.points)
         found = await sweep(probe, search, self.job.stopped)
         given = f"Objectives: {self.job.objectives}"
         given += f" (derived: {_TTFT_FACTOR:g} and {_TPOT_FACTOR:g} times one user's)" if self.derived else ""

@@ -101,7 +101,7 @@ def distribution(
         edges = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
         lows, highs = edges[0].tolist(), edges[1].tolist()
     quantiles = tuple(
-        Quantile(level, Estimate(point, low, high), len(held) * (1 - level) < _FEW_BEYOND)
+        Quantile(level, Estimate(point, low, high), round(len(held) * (1 - level), 6) < _FEW_BEYOND)
         for level, point, low, high in zip(levels, points, lows[1:], highs[1:], strict=True)
     )
     return Distribution(

@@ -56,8 +56,9 @@ class Summary:
     errors: tuple[Tally, ...]
     """The commonest messages of failed requests."""
     requested_rate: float | None
+    """Sessions a second."""
     sent_rate: float | None
-    """(requests − 1) / (last send − first send) of the measured ones."""
+    """(n − 1) / (last send − first send) of the n measured first turns: comparable to `requested_rate`."""
     completed_rate: float
     """Whole answers that ended in the window ÷ window, warm-up included."""
     schedule_delay: Distribution | None
@@ -153,7 +154,7 @@ def _spread(records: Sequence[Record], value: Callable[[Record], float | None], 
 
 
 def _sent_rate(measured: Sequence[Record]) -> float | None:
-    times = [r.sent for r in measured]
+    times = [r.sent for r in measured if r.turn == 0]
     span = max(times) - min(times) if times else 0.0
     return (len(times) - 1) / span if span > 0 else None
 

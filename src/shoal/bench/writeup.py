@@ -56,15 +56,16 @@ def comparison_section(found: Comparison) -> Section:
         for r in found.ratios
     )
     text = (
-        f"{len(found.rounds)} rounds in turned order, the same lengths and times for both sides of a round. Times in ms; "
-        "B/A is the geometric mean of the rounds' ratios with Student's 95 % interval."
+        f"{len(found.rounds)} rounds in turned order, the same lengths and times for both sides of a round. "
+        "Times in ms; B/A is the geometric mean of the rounds' ratios with Student's 95 % interval. "
+        "Each figure is judged by itself: of twenty that are alike, one is called different by chance."
     )
+    outputs = {
+        "A": [r.a.output_rate.value for r in found.rounds],
+        "B": [r.b.output_rate.value for r in found.rounds],
+    }
     series = tuple(
-        Series(
-            side,
-            tuple((float(i + 1), getattr(r, side.lower()).output_rate.value) for i, r in enumerate(found.rounds)),
-        )
-        for side in ("A", "B")
+        Series(side, tuple((float(i + 1), rate) for i, rate in enumerate(rates))) for side, rates in outputs.items()
     )
     plot = Plot("Output by round", "round", "tokens/s", series)
     return Section("B against A", text, (Table(("", "A", "B", "B/A", ""), rows),), (plot,))

@@ -203,7 +203,7 @@ def protocol(
         from shoal.bench.target import Target
 
         shape = workload_of(lengths, Trace(), Amount()).shape()
-        options = ProtocolOptions(shape, requests, stage_seconds, most_users, tolerance, timeout)
+        options = ProtocolOptions(shape, requests, stage_seconds, most_users, tolerance, deadline=timeout)
         async with await Target.open(endpoint.target(url)) as target:
             stages = Protocol(job, target, options, [], [])
             await stages.run()

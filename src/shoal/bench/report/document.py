@@ -113,9 +113,9 @@ def count_table(s: Summary) -> Table:
         ("requests", f"{s.requests} measured in {s.window:.2f} s"),
         ("outcomes", ", ".join(f"{t.count} {t.name}" for t in s.outcomes) or "none"),
     ]
-    asked = "all at once" if s.requested_rate is None else f"{number(s.requested_rate)}/s requested"
-    sent = "" if s.sent_rate is None else f", {number(s.sent_rate)}/s sent"
-    done = f"{number(s.completed_rate)}/s completed"
+    asked = "all at once" if s.requested_rate is None else f"{number(s.requested_rate)} sessions/s requested"
+    sent = "" if s.sent_rate is None else f", {number(s.sent_rate)} sent"
+    done = f"{number(s.completed_rate)} requests/s completed"
     rows.append(("rate", f"{done}" if s.concurrency else f"{asked}{sent}, {done}"))
     rows.append(("output", f"{amount(s.output_rate, 'tokens/s')}, {s.output_tokens:,} tokens"))
     cached = "" if s.hit_rate is None else f", {s.hit_rate:.1%} of them cached"
