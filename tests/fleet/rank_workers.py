@@ -1,11 +1,11 @@
-"""Workers that rank processes of tests run: collectives over every axis instead of a model, and faults on order."""
+"""Workers that rank processes of tests run: collectives over every axis instead of a model, or a faulty model."""
 
 import os
-import signal
 import time
 from dataclasses import dataclass
 
 import torch
+from rank_hollow import Faulty, suffer_while_loading
 
 from shoal.engine.kv.budget import KvBudget
 from shoal.engine.messages import StepCommand
@@ -16,9 +16,6 @@ from shoal.policy.batching.plan import SampledSequence, StepResult
 
 SLOW_STAGE = "SHOAL_TEST_SLOW_STAGE"
 """Environment: seconds that the first pipeline stage takes for a sequence."""
-FAULT = "SHOAL_TEST_FAULT"
-"""Environment: `kind rank step`, e.g. `kill 1 3`. Kinds: see `suffer`; with `load-` before them they strike while
-the rank loads, whatever the step."""
 
 
 def checksum(mesh: Mesh, tokens: tuple[int, ...], step: int) -> int:
@@ -136,29 +133,6 @@ def operations(setup: Setup, mesh: Mesh) -> PreparedRank:
 
 
 @dataclass(slots=True)
-class Faulty:
-    """A worker that fails as the environment orders, at the n-th step it executes."""
-
-    inner: RankWorker
-    rank: int
-    steps: int = 0
-
-    @property
-    def live_sequences(self) -> int:
-        return self.inner.live_sequences
-
-    def execute(self, command: StepCommand) -> StepResult:
-        kind, rank, step = os.environ.get(FAULT, "none 0 0").split()
-        if int(rank) == self.rank and self.steps >= int(step):
-            suffer(kind)
-        self.steps += 1
-        return self.inner.execute(command)
-
-    def close(self) -> None:
-        self.inner.close()
-
-
-@dataclass(slots=True)
 class _FaultyRank:
     inner: PreparedRank
     rank: int
@@ -171,39 +145,13 @@ class _FaultyRank:
         return Faulty(self.inner.worker(num_blocks), self.rank)
 
 
-def suffer(kind: str) -> None:
-    match kind:
-        case "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        case "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        case "sleep":
-            time.sleep(3600)
-        case "raise":
-            raise RuntimeError("the coffee machine is empty")
-        case "memory":
-            raise MemoryError("no room for 12 bytes")
-        case "exit":
-            os._exit(7)
-        case "none":
-            return
-        case _:
-            raise AssertionError(kind)
-
-
 def probe(setup: Setup, mesh: Mesh) -> PreparedRank:
     """module:function of the probe."""
-    _suffer_while_loading(setup)
+    suffer_while_loading(setup)
     return ProbeRank(mesh)
 
 
 def real(setup: Setup, mesh: Mesh) -> PreparedRank:
     """module:function of the real worker, with faults."""
-    _suffer_while_loading(setup)
+    suffer_while_loading(setup)
     return _FaultyRank(load(setup, mesh), setup.rank)
-
-
-def _suffer_while_loading(setup: Setup) -> None:
-    kind, rank, _ = os.environ.get(FAULT, "none 0 0").split()
-    if kind.startswith("load-") and int(rank) == setup.rank:
-        suffer(kind.removeprefix("load-"))

@@ -7,6 +7,8 @@ The main thread reads a command, executes it, answers. A second thread beats, an
 executor is gone, whatever the main thread is in the middle of.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import importlib
@@ -19,11 +21,10 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from shoal.engine.errors import EngineError
 from shoal.engine.heartbeat import BeatBoard
-from shoal.engine.kv.budget import KvBudget
 from shoal.engine.messages import StepCommand
 from shoal.engine.parallel.group import CollectiveTimeout
 from shoal.engine.parallel.mesh import Mesh
@@ -45,6 +46,9 @@ from shoal.engine.rank_link import (
 )
 from shoal.engine.rendezvous import Launched, connect_rank
 from shoal.policy.batching.plan import StepResult
+
+if TYPE_CHECKING:
+    from shoal.engine.kv.budget import KvBudget
 
 _PR_SET_PDEATHSIG = 1
 _ORPHANED = 3
@@ -75,12 +79,15 @@ class PreparedRank(Protocol):
 
 def load(setup: Setup, mesh: Mesh) -> PreparedRank:
     """This rank's share of the model."""
+    import torch
+
     from shoal.engine.load import load_worker
     from shoal.engine.sampling.guided import GuidedCompiler
     from shoal.engine.sources import resolve_model
     from shoal.engine.text.tokenizer import load_tokenizer
     from shoal.specs import load_model_spec
 
+    torch.set_num_threads(setup.threads or _own_threads())
     options = setup.options
     if setup.model_path:
         path = Path(setup.model_path)
@@ -123,9 +130,6 @@ def main(link: RankEnd) -> int:
 
 
 def _serve(link: RankEnd, setup: Setup, board: BeatBoard | None) -> None:
-    import torch
-
-    torch.set_num_threads(setup.threads or _own_threads())
     mesh = open_mesh(setup, None if board is None else board.watch_word(setup.rank))
     module, _, function = setup.worker.partition(":")
     prepared: PreparedRank = getattr(importlib.import_module(module), function)(setup, mesh)
@@ -143,7 +147,8 @@ def _serve(link: RankEnd, setup: Setup, board: BeatBoard | None) -> None:
                 start, waited = time.perf_counter(), mesh.waited
                 result = worker.execute(command)
                 seconds = time.perf_counter() - start
-                link.send(Done(ticket, seconds, mesh.waited - waited, result if mesh.samples else None))
+                answer = result if mesh.samples else None
+                link.send(Done(ticket, seconds, mesh.waited - waited, answer, result.expert_loads))
             case Report():
                 link.send(Reported(mesh.traffic.snapshot(), worker.live_sequences))
             case Stop():

@@ -158,22 +158,30 @@ class Mesh:
         connect: Callable[[GroupAxis, tuple[int, ...]], Group] | None = None,
         traffic: TrafficCounters | None = None,
     ) -> None:
-        """`connect` makes the group of an axis with more than one rank. The groups of two axes with the same
-        members are still two: their messages don't mix and are counted apart.
+        """`connect` makes the group of an axis with more than one rank, when it is first asked for. The groups of
+        two axes with the same members are still two: their messages don't mix and are counted apart.
         """
         self.spec = spec
         self.rank = rank
         self.at = spec.coordinates(rank)
         self.traffic = traffic or TrafficCounters()
+        self._connect = connect
         self._groups: dict[GroupAxis, Group] = {}
-        for axis in GROUP_AXES:
-            members = spec.members(axis, rank)
-            if len(members) == 1:
-                self._groups[axis] = SoloGroup(axis, rank)
-            elif connect is None:
-                raise ValueError(f"axis {axis} has {len(members)} ranks and nobody to connect them")
-            else:
-                self._groups[axis] = connect(axis, members)
+
+    def group(self, axis: GroupAxis) -> Group:
+        """The group of an axis. Raises ValueError for one that nobody can connect."""
+        found = self._groups.get(axis)
+        if found is None:
+            found = self._groups[axis] = self._open(axis)
+        return found
+
+    def _open(self, axis: GroupAxis) -> Group:
+        members = self.spec.members(axis, self.rank)
+        if len(members) == 1:
+            return SoloGroup(axis, self.rank)
+        if self._connect is None:
+            raise ValueError(f"axis {axis} has {len(members)} ranks and nobody to connect them")
+        return self._connect(axis, members)
 
     @classmethod
     def single(cls) -> Mesh:
@@ -182,34 +190,34 @@ class Mesh:
 
     @property
     def tp(self) -> Group:
-        return self._groups["tp"]
+        return self.group("tp")
 
     @property
     def pp(self) -> Group:
         """Stages in order: send to `index + 1`, receive from `index - 1`."""
-        return self._groups["pp"]
+        return self.group("pp")
 
     @property
     def cp(self) -> Group:
-        return self._groups["cp"]
+        return self.group("cp")
 
     @property
     def dp(self) -> Group:
-        return self._groups["dp"]
+        return self.group("dp")
 
     @property
     def ep(self) -> Group:
         """Index i holds expert group i."""
-        return self._groups["ep"]
+        return self.group("ep")
 
     @property
     def etp(self) -> Group:
         """The ranks that hold slices of the same experts."""
-        return self._groups["etp"]
+        return self.group("etp")
 
     @property
     def world(self) -> Group:
-        return self._groups["world"]
+        return self.group("world")
 
     @property
     def first_stage(self) -> bool:

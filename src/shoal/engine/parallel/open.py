@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from shoal.engine.parallel.group import Group
-from shoal.engine.parallel.mesh import GroupAxis, Mesh, MeshSpec
+from shoal.engine.parallel.mesh import GROUP_AXES, GroupAxis, Mesh, MeshSpec
 from shoal.engine.parallel.shm_layout import SegmentLayout
 from shoal.engine.parallel.traffic import TrafficCounters
 
@@ -19,8 +19,6 @@ LOCK_STEP_AXES = frozenset({"tp", "cp", "ep", "etp"})
 
 def shared_memory_axes(spec: MeshSpec) -> list[tuple[GroupAxis, tuple[int, ...], int]]:
     """(axis, members, bytes of memory) of every group of more than one rank, each once."""
-    from shoal.engine.parallel.mesh import GROUP_AXES
-
     return [
         (axis, members, SegmentLayout(len(members)).size)
         for axis in GROUP_AXES
@@ -37,12 +35,12 @@ def open_mesh(setup: Setup, watch: memoryview | None) -> Mesh:
         from shoal.engine.parallel.distributed import open_distributed
 
         return open_distributed(setup)
-    from shoal.engine.parallel.shm import SPIN_SECONDS, ShmGroup, connect
-
     traffic = TrafficCounters()
     timeout = setup.options.step_timeout
 
     def group(axis: GroupAxis, members: tuple[int, ...]) -> Group:
+        from shoal.engine.parallel.shm import SPIN_SECONDS, ShmGroup, connect
+
         fd = setup.segments[axis]
         index = members.index(setup.rank)
         transport = connect(
