@@ -30,6 +30,7 @@ from shoal.policy.batching import (
     StepPlan,
     StepResult,
 )
+from shoal.policy.experts import ExpertBalancer, ExpertPlacement
 
 
 class Observer(Protocol):
@@ -58,12 +59,16 @@ class EngineCore:
         observer: Observer | None = None,
         clock: Callable[[], float] = time.monotonic,
         kv_events: KvEventSink | None = None,
+        balancer: ExpertBalancer | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._tokenizer = tokenizer
         self._timeout = step_timeout
         self.observer = observer
+        self.balancer = balancer
+        """Decides where experts live; None: they stay."""
+        self._placement: ExpertPlacement | None = None
         self._clock = clock
         self._kv_events = kv_events
         self._answers: dict[int, Answer] = {}
@@ -122,6 +127,8 @@ class EngineCore:
         except Exception as error:
             raise self._die(f"step {plan.step} failed: {error}") from error
         now = self._clock()
+        if self.balancer is not None and result.expert_loads:
+            self._placement = self.balancer.decide(result.expert_loads)
         completed = self._scheduler.complete(plan, result, now)
         if self._kv_events is not None and (events := self._scheduler.take_events()):
             self._kv_events.publish(events)
@@ -137,7 +144,10 @@ class EngineCore:
             if plan is None:
                 return
             admissions = tuple(self._admission(s.sequence_id) for s in plan.sequences if s.reset)
-            self._in_flight.append((plan, self._executor.submit(StepCommand(plan, admissions)), now))
+            report = self.balancer is not None and self.balancer.wants_load()
+            command = StepCommand(plan, admissions, self._placement, report)
+            self._placement = None
+            self._in_flight.append((plan, self._executor.submit(command), now))
 
     def _admission(self, sequence_id: int) -> Admission:
         answer = self._answers[sequence_id]

@@ -12,9 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
+
+import msgspec
 
 from shoal.engine.errors import EngineDead, EngineError, OutOfMemory
 from shoal.engine.kv.budget import KvBudget
@@ -37,6 +39,7 @@ from shoal.engine.rank_link import (
 )
 from shoal.engine.rank_processes import Failure, RankProcesses
 from shoal.policy.batching.plan import StepResult
+from shoal.policy.experts import LayerLoad, add_loads
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -89,6 +92,9 @@ class _Ticket:
     """By lane, in lane order; None: not yet."""
     running: set[int]
     """Ranks that have not answered; only membership and size are used."""
+    report_load: bool = False
+    """The result waits for every rank, not only for those that sample."""
+    loads: list[LayerLoad] = field(default_factory=list)
 
 
 class ProcessExecutor:
@@ -202,7 +208,12 @@ class ProcessExecutor:
             self._next += 1
             ranks = {rank for lane, _ in parts for rank in self._lanes[lane]}
             self._tickets[number] = _Ticket(
-                command.plan.step, future, time.monotonic(), dict.fromkeys(lane for lane, _ in parts), ranks
+                command.plan.step,
+                future,
+                time.monotonic(),
+                dict.fromkeys(lane for lane, _ in parts),
+                ranks,
+                command.report_load,
             )
         try:
             for lane, part in parts:
@@ -226,7 +237,7 @@ class ProcessExecutor:
                 admissions = command.admissions
                 if len(plans) > 1:
                     admissions = tuple(a for a in command.admissions if a.sequence_id in ids)
-                parts.append((lane, StepCommand(plan, admissions)))
+                parts.append((lane, msgspec.structs.replace(command, plan=plan, admissions=admissions)))
         return parts
 
     def _broadcast(self, data: bytes) -> None:
@@ -264,11 +275,13 @@ class ProcessExecutor:
         if ticket is None:  # closed meanwhile
             return
         ticket.running.discard(rank)
+        ticket.loads.extend(done.expert_loads)
         if done.result is not None:
             ticket.results[self.mesh.coordinates(rank).dp] = done.result
-            results = [result for result in ticket.results.values() if result is not None]
-            if len(results) == len(ticket.results) and not ticket.future.done():
-                ticket.future.set_result(_merged(ticket.step, results))
+        results = [result for result in ticket.results.values() if result is not None]
+        complete = len(results) == len(ticket.results) and not (ticket.report_load and ticket.running)
+        if complete and not ticket.future.done():
+            ticket.future.set_result(_merged(ticket.step, results, ticket.loads))
         if not ticket.running:
             del self._tickets[done.ticket]
 
@@ -336,7 +349,8 @@ class ProcessExecutor:
         self._store = None
 
 
-def _merged(step: int, results: Sequence[StepResult]) -> StepResult:
-    if len(results) == 1:
-        return StepResult(step, results[0].sequences)
-    return StepResult(step, tuple(entry for result in results for entry in result.sequences))
+def _merged(step: int, results: Sequence[StepResult], loads: Sequence[LayerLoad]) -> StepResult:
+    sequences = results[0].sequences
+    if len(results) > 1:
+        sequences = tuple(entry for result in results for entry in result.sequences)
+    return StepResult(step, sequences, add_loads(loads))

@@ -28,6 +28,7 @@ from shoal.engine.text.tokenizer import load_tokenizer
 from shoal.engine.weights import open_weights
 from shoal.engine.worker import Worker
 from shoal.policy.batching import LaneScheduler, Scheduler, SchedulerConfig
+from shoal.policy.experts import ExpertBalancer, initial_placement
 from shoal.specs import load_model_spec
 from shoal.specs.layout import Layout
 from shoal.specs.model import ModelSpec
@@ -81,7 +82,13 @@ def load_engine(options: EngineOptions, observer: Observer | None = None) -> tup
     )
     scheduler = Scheduler(config) if mesh.dp == 1 else LaneScheduler(config, mesh.dp)
     core = EngineCore(
-        scheduler, executor, tokenizer, options.step_timeout, observer, kv_events=_publisher(options, executor)
+        scheduler,
+        executor,
+        tokenizer,
+        options.step_timeout,
+        observer,
+        kv_events=_publisher(options, executor),
+        balancer=_balancer(options, spec),
     )
     return core, frontend
 
@@ -96,6 +103,17 @@ def _publisher(options: EngineOptions, executor: Executor) -> KvEventSink | None
     except EngineError:
         executor.close()
         raise
+
+
+def _balancer(options: EngineOptions, spec: ModelSpec) -> ExpertBalancer | None:
+    if options.balance_steps is None:
+        return None
+    routers = [(index, router) for index, layer in enumerate(spec.layers) if (router := layer.ffn.router)]
+    placements = [
+        (index, initial_placement(router.experts, options.mesh.ep, options.spare_experts))
+        for index, router in routers
+    ]
+    return ExpertBalancer(placements, options.balance_steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +154,8 @@ def load_worker(
     limit = longest_context(spec)
     if options.max_model_len is not None and options.max_model_len > limit:
         raise InvalidOption("max_model_len", options.max_model_len, f"at most {limit}, the limit of {spec.name}")
-    model = build_model(spec, dtype, device, options.max_model_len or spec.max_position, mesh)
+    longest = options.max_model_len or spec.max_position
+    model = build_model(spec, dtype, device, longest, mesh, options.spare_experts)
     model.load(open_weights(path))
     block_bytes = kv_block_bytes(held(spec, mesh), options.block_size, dtype)
     # The scheduler's block is as long as the blocks of all context-parallel ranks together.

@@ -4,6 +4,7 @@ import msgspec
 
 from shoal.engine.sampling.params import SamplingParams
 from shoal.policy.batching.plan import StepPlan
+from shoal.policy.experts import ExpertPlacement
 
 
 class Admission(msgspec.Struct, frozen=True, array_like=True):
@@ -20,3 +21,7 @@ class StepCommand(msgspec.Struct, frozen=True, array_like=True):
 
     plan: StepPlan
     admissions: tuple[Admission, ...] = ()
+    placement: ExpertPlacement | None = None
+    """Experts move before anything is computed: from this step on they are where this says."""
+    report_load: bool = False
+    """Ranks say after this step what went to which expert since they last did."""

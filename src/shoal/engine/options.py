@@ -60,6 +60,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Context parallel: ranks that every sequence is striped over."""
     ep: int = 1
     """Groups of ranks that share out the experts; regroups dp·cp·tp. Alone, it means as many lanes."""
+    spare_experts: int = 0
+    """Slots a rank and layer, beyond those its share of the experts fills, for replicas of hot experts."""
+    balance_steps: int | None = None
+    """Steps after which the load of experts is looked at, and experts move if that evens it out. None: never."""
     collectives: Literal["auto", "shm", "gloo", "nccl"] = "auto"
     """How ranks talk. `auto`: NCCL on GPUs, shared memory on this host's CPU, Gloo otherwise."""
     rank_timeout: float = 5.0
@@ -99,7 +103,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidOption("kv_memory", self.kv_memory, "either num_blocks or kv_memory, not both")
 
     def _validate_ranks(self) -> None:
-        _ = self.mesh
+        mesh = self.mesh
+        if self.spare_experts < 0 or (self.spare_experts and mesh.ep == 1):
+            raise InvalidOption("spare_experts", self.spare_experts, "0, or with ep > 1 a whole number of slots")
+        if self.balance_steps is not None and (self.balance_steps < 1 or mesh.ep == 1):
+            raise InvalidOption("balance_steps", self.balance_steps, "with ep > 1, a whole number of steps >= 1")
         if self.collectives not in COLLECTIVES:
             raise InvalidOption("collectives", self.collectives, "one of " + ", ".join(COLLECTIVES))
         if self.collectives == "nccl" and not self.device.startswith("cuda"):

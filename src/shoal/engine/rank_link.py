@@ -20,6 +20,7 @@ from shoal.engine.options import EngineOptions
 from shoal.engine.parallel.mesh import MeshSpec
 from shoal.engine.parallel.traffic import Volume
 from shoal.policy.batching.plan import StepResult
+from shoal.policy.experts import LayerLoad
 
 MAX_FRAME = 1 << 30
 _HEADER = struct.Struct("<I")
@@ -94,6 +95,8 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """Of these, spent waiting for other ranks."""
     result: StepResult | None = None
     """From the ranks that sample."""
+    expert_loads: tuple[LayerLoad, ...] = ()
+    """This rank's share, where the step asked for it."""
 
 
 class Reported(msgspec.Struct, frozen=True, tag=True):

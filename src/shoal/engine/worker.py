@@ -85,9 +85,13 @@ class Worker:
         for admission in command.admissions:
             self._admit(admission)
         self._kv.copy_blocks(plan.copies)
-        if not plan.sequences and not self._mesh.spec.lock_step:
-            return StepResult(plan.step, ())
-        return StepResult(plan.step, tuple(self._compute(plan.sequences)))
+        if command.placement is not None:
+            self._model.place_experts(command.placement)
+        sampled: list[SampledSequence] = []
+        if plan.sequences or self._mesh.spec.lock_step:
+            sampled = self._compute(plan.sequences)
+        loads = self._model.take_expert_loads() if command.report_load else ()
+        return StepResult(plan.step, tuple(sampled), loads)
 
     @torch.inference_mode()
     def _compute(self, entries: tuple[ScheduledSequence, ...]) -> list[SampledSequence]:

@@ -18,6 +18,8 @@ EMPTY = -1
 """A slot without an expert."""
 MIN_GAIN = 0.05
 """A placement that lowers the busiest rank's load by a smaller share than this isn't worth moving weights for."""
+MIN_CHOICES = 8
+"""Choices an expert, on average, below which a window says nothing yet: it is carried over to the next."""
 
 
 class LayerPlacement(msgspec.Struct, frozen=True, array_like=True):
@@ -60,6 +62,8 @@ class LayerLoad(msgspec.Struct, frozen=True, array_like=True):
     rows: int = 0
     rank_visits: int = 0
     """Ranks that a row went to, summed over rows: what node-limited routing keeps low."""
+    computed: tuple[int, ...] = ()
+    """By rank of the group, rows that it computed for all ranks."""
 
 
 def initial_placement(experts: int, ranks: int, spare: int = 0) -> LayerPlacement:
@@ -196,8 +200,11 @@ class ExpertBalancer:
         self._window = window
         self._groups, self._nodes, self._min_gain = groups, nodes, min_gain
         self._steps = 0
+        self._counted: dict[int, LayerLoad] = {}
         self.moves = 0
         """Placements that have changed a layer so far."""
+        self.imbalance: tuple[float, ...] = ()
+        """Busiest rank over mean, by layer, as measured in the last window."""
 
     @property
     def placements(self) -> tuple[tuple[int, LayerPlacement], ...]:
@@ -210,8 +217,13 @@ class ExpertBalancer:
 
     def decide(self, loads: Sequence[LayerLoad]) -> ExpertPlacement | None:
         """The layers whose experts should move now; this then counts as done. None: all may stay."""
+        self.imbalance = tuple(imbalance(load.computed) for load in loads)
         changed: list[tuple[int, LayerPlacement]] = []
-        for load in loads:
+        for load in add_loads([*self._counted.values(), *loads]):
+            self._counted[load.layer] = load
+            if sum(load.choices) < MIN_CHOICES * len(load.choices):
+                continue
+            del self._counted[load.layer]
             current = self._placements[load.layer]
             better = rebalance(
                 load.choices, current, groups=self._groups, nodes=self._nodes, min_gain=self._min_gain
@@ -234,6 +246,7 @@ def add_loads(loads: Sequence[LayerLoad]) -> tuple[LayerLoad, ...]:
                 tuple(a + b for a, b in zip(known.choices, load.choices, strict=True)),
                 known.rows + load.rows,
                 known.rank_visits + load.rank_visits,
+                tuple(a + b for a, b in zip(known.computed, load.computed, strict=True)),
             )
         total[load.layer] = load
     return tuple(total[layer] for layer in sorted(total))

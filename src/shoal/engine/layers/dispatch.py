@@ -19,7 +19,7 @@ from torch import Tensor
 from shoal.engine.layers.experts import Experts
 from shoal.engine.layers.router import Routing
 from shoal.engine.parallel.group import Group
-from shoal.policy.experts import EMPTY, LayerPlacement
+from shoal.policy.experts import EMPTY, LayerLoad, LayerPlacement
 
 
 class ExpertExchange:
@@ -29,7 +29,7 @@ class ExpertExchange:
         self.ep, self.etp = ep, etp
         self.device = device
         self.place(placement)
-        self.reset_counts()
+        self._reset_counts()
 
     def place(self, placement: LayerPlacement) -> None:
         """From now on experts are where `placement` says."""
@@ -42,10 +42,18 @@ class ExpertExchange:
         self._replicas = torch.tensor([len(home) for home in homes], device=self.device)
         self._homes = torch.tensor([row + [0] * (most - len(row)) for row in table], device=self.device)
 
-    def reset_counts(self) -> None:
-        self.choices = torch.zeros(len(self._replicas), dtype=torch.int64, device=self.device)
-        self.rows = 0
-        self.rank_visits = 0
+    def _reset_counts(self) -> None:
+        self._choices = torch.zeros(len(self._replicas), dtype=torch.int64, device=self.device)
+        self._rows = self._rank_visits = self._computed = 0
+
+    def take_load(self, layer: int) -> LayerLoad:
+        """What this rank has sent, and computed for all, since the last call."""
+        computed = [0] * self.ep.size
+        computed[self.ep.index] = self._computed
+        choices = tuple(self._choices.tolist())
+        load = LayerLoad(layer, choices, self._rows, self._rank_visits, tuple(computed))
+        self._reset_counts()
+        return load
 
     def __call__(self, x: Tensor, routing: Routing, experts: Experts) -> Tensor:
         """x [T, H] -> [T · k, H]: row t · k + i is what row t's i-th expert made of it, not yet weighted."""
@@ -57,6 +65,7 @@ class ExpertExchange:
         sent = [sum(slots) for slots in told[self.ep.index]]
         arrived = self.ep.all_to_all(torch.split(x.index_select(0, order // top_k), sent))
         here: list[list[int]] = [source[self.ep.index] for source in told]
+        self._computed += sum(map(sum, here))
         computed = self._compute(torch.cat(arrived), here, experts)
         back = self.ep.all_to_all(torch.split(computed, [sum(slots) for slots in here]))
         made = torch.cat(back)
@@ -69,10 +78,10 @@ class ExpertExchange:
         """
         rows = torch.arange(len(chosen), device=chosen.device)[:, None] + self.ep.index
         homes = self._homes[chosen, rows % self._replicas[chosen]]
-        self.choices += chosen.flatten().bincount(minlength=len(self.choices))
-        self.rows += len(chosen)
+        self._choices += chosen.flatten().bincount(minlength=len(self._choices))
+        self._rows += len(chosen)
         ranks = torch.zeros(len(chosen), self.ep.size, dtype=torch.int64, device=chosen.device)
-        self.rank_visits += int(ranks.scatter_(1, homes // self.slots, 1).sum())
+        self._rank_visits += int(ranks.scatter_(1, homes // self.slots, 1).sum())
         return homes.flatten()
 
     def _compute(self, rows: Tensor, here: Sequence[Sequence[int]], experts: Experts) -> Tensor:

@@ -14,7 +14,7 @@ from shoal.engine.layers.router import Router, Routing
 from shoal.engine.parallel.group import SoloGroup
 from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.parallel.shard import split
-from shoal.policy.experts import LayerPlacement, initial_placement
+from shoal.policy.experts import LayerLoad, LayerPlacement, initial_placement
 from shoal.specs.model import FfnSpec
 
 
@@ -86,6 +86,16 @@ class MoeFfn(nn.Module):
         return torch.cat(
             (out.new_zeros(own.start, out.shape[1]), out, out.new_zeros(len(x) - own.stop, out.shape[1]))
         )
+
+    def place(self, placement: LayerPlacement) -> None:
+        """Fetch and give away experts so that they are where `placement` says. All ranks of `ep` call it."""
+        if self.exchange is not None:
+            self.exchange.move(placement, self.experts)
+            self.placement = placement
+
+    def take_load(self, layer: int) -> LayerLoad | None:
+        """What was counted since the last call; None where experts are not shared out."""
+        return None if self.exchange is None else self.exchange.take_load(layer)
 
     def targets(self) -> dict[str, Target]:
         found = self.router.targets("router" if self.router.spec.softmax_after_top_k else "gate")

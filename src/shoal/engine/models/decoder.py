@@ -28,6 +28,7 @@ from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.parallel.placement import own_layers
 from shoal.engine.weights.errors import WeightsError
 from shoal.engine.weights.source import Ranges, WeightSource
+from shoal.policy.experts import ExpertPlacement, LayerLoad
 from shoal.specs.model import LayerSpec, ModelSpec, RopeSpec
 
 _LM_HEAD = "lm_head"
@@ -74,8 +75,8 @@ class DecoderLayer(nn.Module):
         attended = self.attention(self.attention_norm(x), rotation, batch, kv)
         if self.after_attention_norm is not None:
             attended = self.after_attention_norm(attended)
-        x = x + attended
-        fed = self.mlp(self.ffn_norm(x))
+        x, normed = self.ffn_norm.of_sum(x, attended)
+        fed = self.mlp(normed)
         if self.after_ffn_norm is not None:
             fed = self.after_ffn_norm(fed)
         out: Tensor = x + fed
@@ -165,6 +166,23 @@ class CausalLM(nn.Module):
         if self.head is None:
             raise ValueError(f"the head is on stage {self.mesh.spec.pp - 1}, this is stage {self.mesh.at.pp}")
         return self.head(hidden)  # type: ignore[no-any-return]
+
+    def _experts(self) -> Iterator[tuple[int, MoeFfn]]:
+        for index, layer in zip(self.stage, self.layers, strict=True):
+            if isinstance(layer.mlp, MoeFfn):
+                yield index, layer.mlp
+
+    @torch.inference_mode()
+    def place_experts(self, placement: ExpertPlacement) -> None:
+        """Move experts of this stage's layers to where they are from now on. Every rank of the stage is told to."""
+        wanted = dict(placement.layers)
+        for index, ffn in self._experts():
+            if index in wanted:
+                ffn.place(wanted[index])
+
+    def take_expert_loads(self) -> tuple[LayerLoad, ...]:
+        """What this rank sent to and computed for experts since it was last asked."""
+        return tuple(load for index, ffn in self._experts() if (load := ffn.take_load(index)) is not None)
 
     def targets(self) -> dict[str, Target]:
         """Canonical names of the tensors this rank needs -> where they go. A tied head has no tensor of its own;

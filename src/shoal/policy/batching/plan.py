@@ -10,6 +10,8 @@ to send over a socket or shared memory without pickle.
 
 import msgspec
 
+from shoal.policy.experts import LayerLoad
+
 
 class ScheduledSequence(msgspec.Struct, frozen=True, array_like=True):
     """One sequence's share of a step."""
@@ -73,3 +75,5 @@ class SampledSequence(msgspec.Struct, frozen=True, array_like=True):
 class StepResult(msgspec.Struct, frozen=True, array_like=True):
     step: int
     sequences: tuple[SampledSequence, ...]
+    expert_loads: tuple[LayerLoad, ...] = ()
+    """Where it was asked for: what went to the experts of each layer since it was last asked."""
