@@ -1,0 +1,140 @@
+"""The dashboard: what `/` and `/api/fleet` say of a fleet and of a single replica, and how it looks in a browser."""
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from e2ekit import eventually
+from fleet_kit import Served, fleet_process
+
+
+@pytest.fixture(scope="module")
+def single(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    home = tmp_path_factory.mktemp("home")
+    with fleet_process(str(tiny_folder), "--served-name", "tiny", "--num-blocks", "300", home=home) as served:
+        yield served
+
+
+def test_a_fleet_shows_replicas_latency_hits_and_decisions(pair: Served) -> None:
+    prompt = "a prompt that is longer than a block of sixteen tokens, so that it can be reused"
+    for _ in range(6):
+        assert pair.stream(prompt, 5).done
+    view = pair.view()
+    assert view["title"] == "tiny"
+    assert view["status"] == "ready"
+    assert [r["name"] for r in view["replicas"]] == ["tiny-0", "tiny-1"]
+    assert all(r["kv_capacity_tokens"] == 299 * 16 for r in view["replicas"])
+    assert view["totals"]["outcomes"]["ok"] >= 6
+    assert 0 < view["totals"]["actual_hit_ratio"] < 1
+    latency = view["latency"]
+    assert 0 < latency["ttft"]["p50"] <= latency["ttft"]["p99"] <= latency["e2e"]["p99"]
+    assert latency["tpot"]["p50"] > 0
+    newest = view["decisions"][0]
+    assert newest["outcome"] == "ok"
+    assert newest["replica"] in ("tiny-0", "tiny-1")
+    assert newest["reason"].startswith("default:")
+    assert newest["actual_hit"] > 0
+    assert newest["prompt_tokens"] == len(prompt)
+
+
+def test_metrics_of_a_fleet(pair: Served) -> None:
+    pair.stream("measured", 7)
+    assert pair.metric("shoal_fleet_generated_tokens_total", model_name="tiny") >= 7
+    assert pair.metric("shoal_fleet_requests_total", outcome="ok", status="200") >= 1
+    assert pair.metric("shoal_fleet_time_to_first_token_seconds_count") >= 1
+    assert pair.metric("shoal_fleet_inter_token_latency_seconds_count") >= 1
+    assert pair.metric("shoal_fleet_replica_healthy") == 2
+    assert pair.metric("shoal_fleet_replica_devices") == 2
+    assert pair.metric("shoal_fleet_leases") == 0
+    taken = pair.metric("shoal_fleet_leases_taken_total")
+    assert taken == pair.metric("shoal_fleet_legs_total") > 0
+
+
+def test_a_single_replica_has_the_same_page(single: Served) -> None:
+    assert f"dashboard  {single.url}/" in single.said()
+    assert single.stream("Hello", 6).done
+    view = single.view()
+    assert view["status"] == "ready"
+    assert view["title"] == "tiny"
+    (only,) = view["replicas"]
+    assert (only["state"], only["pid"]) == ("ready", single.process.pid)
+    assert only["kv_capacity_tokens"] == 299 * 16
+    assert view["totals"]["outcomes"] == {"ok": 1}
+    assert view["latency"]["ttft"]["p50"] > 0
+    page = httpx.get(f"{single.url}/", trust_env=False)
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    # Nothing of it comes from elsewhere.
+    assert "http://" not in page.text.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in page.text
+
+
+def test_the_numbers_need_the_key_where_there_is_one(tiny_folder: Path, tmp_path: Path) -> None:
+    arguments = [str(tiny_folder), "--served-name", "tiny", "--replicas", "2", "--num-blocks", "50"]
+    with fleet_process(*arguments, "--api-key", "s3cret-key", home=tmp_path) as served:
+        assert httpx.get(f"{served.url}/", trust_env=False).status_code == 200
+        assert httpx.get(f"{served.url}/api/fleet", trust_env=False).status_code == 401
+        headers = {"Authorization": "Bearer s3cret-key"}
+        view = httpx.get(f"{served.url}/api/fleet", headers=headers, trust_env=False).json()
+        assert [r["state"] for r in view["replicas"]] == ["ready", "ready"]
+        # Nor is there a way around the gateway.
+        log = next(tmp_path.rglob("tiny-0.log")).read_text()
+        assert "s3cret-key" not in log + served.said()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("name", "width", "height"), [("desktop", 1200, 900), ("phone", 390, 844)])
+def test_in_a_browser(pair: Served, name: str, width: int, height: int, tmp_path: Path) -> None:
+    """The picture is kept where SHOAL_SCREENSHOTS says, for people to look at."""
+    for n in range(4):
+        pair.stream(f"request {n}: a prompt that is longer than a block of sixteen tokens", 20)
+    with browser_page(width, height) as page:
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.goto(f"{pair.url}/")
+        page.wait_for_selector("body[data-shown]", timeout=20_000)
+        assert page.inner_text("#status") == "ready"
+        assert page.locator("[data-replica]").count() == 2
+        assert page.locator("#decisions tbody tr").count() >= 4
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, "it scrolls sideways"
+        folder = Path(os.environ.get("SHOAL_SCREENSHOTS", tmp_path))
+        page.screenshot(path=str(folder / f"{name}.png"), full_page=True)
+        assert errors == []
+
+
+@pytest.mark.browser
+def test_a_death_is_seen_in_the_browser(pair: Served) -> None:
+    eventually(lambda: pair.whole(2), "both replicas are ready", 60)
+    with browser_page(1200, 900) as page:
+        page.goto(f"{pair.url}/")
+        page.wait_for_selector("body[data-shown]", timeout=20_000)
+        os.kill(pair.replica("tiny-1")["pid"], signal.SIGKILL)
+        eventually(lambda: page.inner_text("#status") == "degraded", "the page says that one is missing", 20)
+        eventually(lambda: page.inner_text("#status") == "ready", "the page says that it is back", 90)
+
+
+class browser_page:
+    """A page of headless Chromium."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self._size = {"width": width, "height": height}
+
+    def __enter__(self) -> Any:
+        from playwright.sync_api import sync_playwright
+
+        names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+        path = next(found for name in names if (found := shutil.which(name)))
+        self._playwright = sync_playwright().start()
+        self._browser = self._playwright.chromium.launch(
+            executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+        )
+        return self._browser.new_page(viewport=self._size)
+
+    def __exit__(self, *exception: object) -> None:
+        self._browser.close()
+        self._playwright.stop()
