@@ -137,7 +137,7 @@ class Handler(BaseHTTPRequestHandler):
             self._json(HTTPStatus.BAD_REQUEST, {"error": str(error)})
 
     def _welcome(self) -> bool:
-        """Whether the request names a loopback host: a foreign page whose name resolves to this machine does not."""
+        """Whether the request names a loopback host: a foreign page whose name resolves here does not."""
         host = self.headers.get("Host", "").rsplit(":", 1)[0].strip("[]")
         if _loopback(host):
             return True

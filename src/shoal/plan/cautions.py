@@ -74,7 +74,7 @@ def _links(question: Question, design: Design) -> list[Caution]:
 
 def _memory(question: Question, design: Design) -> list[Caution]:
     held = footprint(question, design)
-    if held.ratio <= 1:
+    if held.ratio <= 1.1:
         return []
     text = (
         f"The cache ({held.cache / 1e9:,.0f} GB for all requests at full length) is {held.ratio:.1f} times the "

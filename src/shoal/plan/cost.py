@@ -16,6 +16,8 @@ from shoal.plan.question import Question
 from shoal.plan.step_time import Estimate
 from shoal.specs.hardware import Accelerator
 
+SPLIT_SURCHARGE = 1.5
+"""What a split has to save in devices before it comes ahead of one pool that is too close to call."""
 PRICE_SPREAD = 0.03
 """Published prices are rounded to about this share: no cost is known better."""
 
@@ -79,12 +81,13 @@ def _low_high(design: Design) -> tuple[float, float]:
 
 
 def _smallest(design: Design) -> tuple[object, ...]:
-    """Of designs too close to call: one pool before two, then fewest devices, then the lowest rung, then the least
-    converted, then the cheapest."""
+    """Of designs too close to call: fewest devices, then the lowest rung, the least converted, the cheapest.
+    Two pools count half as much again, because each is sized, watched and scaled on its own."""
     weights = design.weights
     lossy = 0 if weights.native else 1 if weights.bits >= 6 else 2
     narrow_cache = design.kv_dtype not in ("bf16", "fp32")
-    return (design.split, design.devices, design.rung, lossy, narrow_cache, _key(design), design.name)
+    size = design.devices * (SPLIT_SURCHARGE if design.split else 1.0)
+    return (size, design.rung, lossy, narrow_cache, _key(design), design.name)
 
 
 def too_close(one: Design, other: Design) -> bool:
@@ -99,7 +102,7 @@ def rank(designs: Iterable[Design]) -> tuple[Ranked, ...]:
     group = 0
     found = list(designs)
     for pool in ([d for d in found if d.cost is not None], [d for d in found if d.cost is None]):
-        pool.sort(key=_key)
+        pool.sort(key=lambda d: (_key(d), d.name))
         keys = np.array([_key(d) for d in pool])
         ends = np.array([_low_high(d) for d in pool]).reshape(-1, 2)
         waiting = np.ones(len(pool), dtype=bool)

@@ -157,7 +157,7 @@ def _binding(plan: Plan, best: Design, terms: Breakdown) -> Iterator[str]:
         "tpot": "the TPOT target",
         "ttft": "the TTFT target",
         "engine": "the engine's own limit on sequences in a step",
-        "traffic": f"nothing: it holds {best.memory_batch:,} and nobody asks for more",
+        "traffic": f"the traffic alone: its memory would hold {best.memory_batch:,}",
     }
     yield (
         f"A replica takes {plural(best.capacity, 'request')} at once, bounded by {reasons[best.limit]}; at the "
@@ -177,7 +177,10 @@ def _binding(plan: Plan, best: Design, terms: Breakdown) -> Iterator[str]:
 
 
 def _splitting(plan: Plan, best: Design, terms: Breakdown) -> Iterator[str]:
-    question = plan.question
+    question, domain = plan.question, best.accelerator.scale_up.domain or best.accelerator.devices_per_node
+    if best.accelerator.nic is None and domain < 2:
+        yield "There is no link that a hand-off could cross."
+        return
     moved = sequence_curve(question.model, best.kv_dtype).bytes(question.workload.input.mean)
     link = best.accelerator.nic or best.accelerator.scale_up
     ports = (best.prefill or best.layout).world
@@ -208,7 +211,8 @@ def _splitting(plan: Plan, best: Design, terms: Breakdown) -> Iterator[str]:
         yield "No split meets the targets on this accelerator, or it would have no link to hand over by."
     else:
         fewer = rival.devices < best.devices
-        verdict = "fewer, but not by more than the predictions can be wrong" if fewer else "no fewer"
+        verdict = "fewer, but by less than two pools cost to run, or than the predictions can be wrong"
+        verdict = verdict if fewer else "no fewer"
         yield f"A split would take {plural(rival.devices, 'device')} ({rival.name}): {verdict}. Measure first."
     if question.slo.ttft is None and question.slo.tpot is None:
         yield "Without latency targets there is nothing that a split could protect."

@@ -6,6 +6,7 @@ from shoal.plan.cost import too_close
 from shoal.plan.designs import Design, Plan
 from shoal.plan.question import Question
 from shoal.plan.search import search
+from shoal.plan.words import plural
 from shoal.specs.errors import SpecError
 from shoal.specs.traffic import Lengths, Slo, Workload
 
@@ -39,9 +40,11 @@ def price_flip(plan: Plan) -> Flip | None:
     ratio = _dollars(rival) / _dollars(best)
     mine, other = best.accelerator.name, rival.accelerator.name
     if ratio < 1:
-        verdict = "too close to call" if too_close(best, rival) else "cheaper"
+        groups = {id(entry.design): entry.group for entry in plan.ranked}
+        tied = groups[id(best)] == groups[id(rival)] or too_close(best, rival)
+        verdict = "too close to call" if tied else "cheaper"
         sentence = (
-            f"{other} ({rival.devices} devices) is estimated {1 - ratio:.0%} below {mine}, {verdict}; "
+            f"{other} ({plural(rival.devices, 'device')}) is estimated {1 - ratio:.0%} below {mine}, {verdict}; "
             f"{mine} draws level if its price falls by {1 - ratio:.0%}."
         )
     else:
@@ -86,7 +89,7 @@ def _flip(plan: Plan, best: Design, what: str, factor: float) -> Flip | None:
         return Flip(what, factor, True, f"{head}: nothing on {', '.join(names)} serves it any more ({reason}).")
     now = answer.best
     changes = (now.accelerator.name, now.rung) != (best.accelerator.name, best.rung)
-    return Flip(what, factor, changes, f"{head}: {now.name} ({now.devices} devices).")
+    return Flip(what, factor, changes, f"{head}: {now.name} ({plural(now.devices, 'device')}).")
 
 
 def _headline(what: str, factor: float, question: Question) -> str:

@@ -53,6 +53,13 @@ def _rung(plan: Plan, best: Design, here: list[Design], number: int) -> Rung:
         return Rung(number, name, "not applicable", f"{plan.question.model.name} has no experts to spread.")
     if number == 6 and plan.question.split == "never":
         return Rung(number, name, "not applicable", "Split pools were ruled out by the question.")
+    if number == 2 and best.rung == 1:
+        return Rung(
+            number, name, "not needed", "One replica already carries the traffic; a second would be a spare."
+        )
+    most = plan.question.max_devices
+    if most == 1 and number > 1:
+        return Rung(number, name, "not applicable", "There is one device.")
     rivals = [d for d in here if d.rung == number]
     if not rivals:
         return Rung(number, name, "fails", _why_not(plan, best, number))
@@ -116,8 +123,6 @@ def _why_not(plan: Plan, best: Design, number: int) -> str:
             limit = bound.get(most.limit, "its memory")
             return f"One device takes {most.capacity:,} requests, bounded by {limit}: too few."
         return f"No single {best.accelerator.name} serves it."
-    if number == 2:
-        return "One replica already carries the traffic."
     if number == 6:
         return "No split meets the targets here, or no link joins two pools."
     if number == 4:
