@@ -82,7 +82,8 @@ class FakeEngine:
         self.fault: Fault | None = None
         self.faults: deque[Fault] = deque()
         """One request each, before `fault`."""
-        self.usage_details = True
+        self.padding = ""
+        """Added to the text of every streamed token."""
         self.ready = True
         self.seen: list[Seen] = []
         self.running = self.waiting = self.peak = self.completed = self.disconnects = 0
@@ -166,6 +167,8 @@ class FakeEngine:
             if not work.done():
                 self.disconnects += 1
                 raise Gone
+            if isinstance(work.exception(), ConnectionError):
+                self.disconnects += 1
             return work.result()
         finally:
             for task in (watch, work):
@@ -367,7 +370,7 @@ class FakeEngine:
         choice: dict[str, Any] = {"index": 0}
         if chat:
             delta = {"role": "assistant"} if place == 0 else {}
-            choice["delta"] = delta | {"content": text_of(token)}
+            choice["delta"] = delta | {"content": text_of(token) + self.padding}
         else:
             choice["text"] = text_of(token)
         choice |= {"logprobs": None, "finish_reason": finish}

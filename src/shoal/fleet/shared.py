@@ -1,13 +1,13 @@
 """Gateways before the same replicas share what they decided, through Redis; each works without it.
 
-| key                      | holds                                                     | lives                  |
-|--------------------------|-----------------------------------------------------------|------------------------|
-| `<prefix>:decisions`     | a stream of (gateway, replica, prefix blocks)             | bounded in entries     |
-| `<prefix>:load:<gateway>`| what this gateway has in flight on every replica          | seconds, if not renewed|
+| key                      | holds                                            | lives                   |
+|--------------------------|--------------------------------------------------|-------------------------|
+| `<prefix>:decisions`     | a stream of (gateway, replica, prefix blocks)    | bounded in entries      |
+| `<prefix>:load:<gateway>`| what this gateway has in flight on every replica | seconds, if not renewed |
 
-A gateway that starts reads the stream from its beginning, so that it takes over with the index that the others have.
-A gateway that dies takes its load with it as its key expires. When Redis is away, decisions go on with what is known:
-nothing ever waits for it.
+A gateway that starts reads the stream from its beginning, so that it takes over with the index that the others
+have. A gateway that dies takes its load with it as its key expires. When Redis is away, decisions go on with what
+is known: nothing ever waits for it.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ class SharedState:
         self._last = b"0"
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
-        """The client waits with `wait_for`, which in Python 3.11 can swallow a cancellation: loops look here too."""
+        """The client waits with `wait_for`, which in Python 3.11 can swallow a cancellation; loops look here."""
 
     def noted(self, request: RouteRequest, replica: str) -> None:
         """A decision was made here. Never blocks; beyond ten thousand unsent ones the newest are dropped."""

@@ -14,6 +14,7 @@ from shoal.fleet.gateway.config import GatewayConfig
 from shoal.fleet.gateway.dispatch import Dispatcher
 from shoal.fleet.gateway.exchange import Exchange
 from shoal.fleet.gateway.keys import Client, Clients
+from shoal.fleet.gateway.logs import AccessLog, PromptLog
 from shoal.fleet.gateway.pages import Pages
 from shoal.fleet.gateway.record import Observers, RequestRecord
 from shoal.fleet.registry import Registry
@@ -53,6 +54,11 @@ class Gateway:
         self.router = router or build_router(self.config.router)
         self.admission = admission or Admission(self.config.admission)
         self.observers = Observers()
+        if self.config.access_log:
+            self.observers.all.append(AccessLog())
+        self._prompts = (
+            PromptLog(self.config.prompt_log, self.config.redact) if self.config.prompt_log is not None else None
+        )
         self.pages = Pages(self)
         self.sizer = Sizer()
         self.draining = False
@@ -69,6 +75,9 @@ class Gateway:
         self._dispatcher = Dispatcher(registry, self.router, self.admission, self.config.down_seconds)
         self._live: dict[asyncio.Task[Any], Exchange | None] = {}
         self._gone: set[asyncio.Task[Any]] = set()
+        self._reading: dict[asyncio.Task[Any], float] = {}
+        """Requests whose body is arriving, since when. One sweep watches them all: a timer each costs more."""
+        self._slow: set[asyncio.Task[Any]] = set()
         self._sweeper: asyncio.Task[None] | None = None
         self._ids = uuid.uuid4().hex[:12]
         self._count = 0
@@ -164,6 +173,8 @@ class Gateway:
             raise shutting_down()
         body = await self._body(receive, content_type, length)
         parsed = parse(endpoint, body)
+        if self._prompts is not None:
+            self._prompts.add(record, body)
         exchange = self._exchange(parsed, client, record, session, forwarded, send)
         charged = exchange.charge
         client.charge(charged, self.registry.clock())
@@ -244,28 +255,36 @@ class Gateway:
         limit = self.config.max_body_bytes
         if length.isdigit() and int(length) > limit:
             raise _too_large(limit)
+        task = asyncio.current_task()
+        assert task is not None
+        self._reading[task] = self.registry.clock()
         parts: list[bytes] = []
         size = 0
         try:
-            async with asyncio.timeout(self.config.body_seconds):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise _Gone
-                    if part := message.get("body", b""):
-                        parts.append(part)
-                        size += len(part)
-                        if size > limit:
-                            raise _too_large(limit)
-                    if not message.get("more_body", False):
-                        return parts[0] if len(parts) == 1 else b"".join(parts)
-        except TimeoutError:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise _Gone
+                if part := message.get("body", b""):
+                    parts.append(part)
+                    size += len(part)
+                    if size > limit:
+                        raise _too_large(limit)
+                if not message.get("more_body", False):
+                    return parts[0] if len(parts) == 1 else b"".join(parts)
+        except asyncio.CancelledError:
+            if task not in self._slow:
+                raise
+            self._slow.discard(task)
+            task.uncancel()
             raise ApiError(
                 408,
                 f"the body did not arrive within {self.config.body_seconds:g} s",
                 code="request_timeout",
                 headers={"Connection": "close"},
             ) from None
+        finally:
+            del self._reading[task]
 
     async def _watch(self, receive: Receive, task: "asyncio.Task[Any]") -> None:
         """End a request whose client has left, at whatever stage it is."""
@@ -301,14 +320,18 @@ class Gateway:
     # Life.
 
     def start(self) -> None:
-        """Begin to watch for readers that take nothing."""
+        """Begin to watch for clients that send or take nothing."""
         if self._sweeper is None:
             self._sweeper = asyncio.ensure_future(self._sweep())
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(min(5.0, self.config.reader_seconds / 4))
+            await asyncio.sleep(min(5.0, self.config.reader_seconds / 4, self.config.body_seconds / 4))
             now = self.registry.clock()
+            for task, begun in list(self._reading.items()):
+                if now - begun > self.config.body_seconds and task not in self._slow:
+                    self._slow.add(task)
+                    task.cancel()
             for task, exchange in list(self._live.items()):
                 since = exchange.sending_since if exchange is not None else None
                 if since is not None and now - since > self.config.reader_seconds:
@@ -330,6 +353,9 @@ class Gateway:
             self._sweeper.cancel()
             self._sweeper = None
         await self.splitter.close()
+        if self._prompts is not None:
+            await asyncio.to_thread(self._prompts.close)
+            self._prompts = None
         self._dispatcher.close()
         return len(cut)
 
