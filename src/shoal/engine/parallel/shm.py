@@ -48,7 +48,7 @@ def backend() -> Backend:
         else:
             return Backend("native", path.name)
     if platform.machine().lower() in ("x86_64", "amd64", "i686"):
-        return Backend("python", f"{reason}; collectives run in Python, several times slower")
+        return Backend("python", f"{reason}; collectives run in Python and are far slower")
     return Backend("none", f"{reason}; in Python they would rely on x86's order of stores")
 
 
