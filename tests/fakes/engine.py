@@ -82,6 +82,7 @@ class FakeEngine:
         self.fault: Fault | None = None
         self.faults: deque[Fault] = deque()
         """One request each, before `fault`."""
+        self.tokenized = 0
         self.padding = ""
         """Added to the text of every streamed token."""
         self.ready = True
@@ -158,6 +159,10 @@ class FakeEngine:
             await self._get(writer, path)
             return True
         body = json.loads(raw)
+        if path == "/tokenize":
+            self.tokenized += 1
+            self._json(writer, 200, {"tokens": self._prompt(body)})
+            return True
         self.seen.append(Seen(path, headers, body, time.monotonic()))
         fault = self.faults.popleft() if self.faults else self.fault
         watch = asyncio.ensure_future(reader.read(1))

@@ -17,6 +17,7 @@ from shoal.fleet.gateway.keys import Client, Clients
 from shoal.fleet.gateway.logs import AccessLog, PromptLog
 from shoal.fleet.gateway.pages import Pages
 from shoal.fleet.gateway.record import Observers, RequestRecord
+from shoal.fleet.gateway.tokens import TokenSource
 from shoal.fleet.registry import Registry
 from shoal.fleet.shared import SharedState
 from shoal.fleet.split import SplitConfig, Splitter
@@ -64,6 +65,7 @@ class Gateway:
         self.draining = False
         self._clients = Clients(self.config.keys)
         self._budget = RetryBudget(share=self.config.retry_share)
+        self.tokens = TokenSource(registry, self.router.index)
         self.splitter = Splitter(
             registry,
             self.router,
@@ -175,7 +177,7 @@ class Gateway:
         parsed = parse(endpoint, body)
         if self._prompts is not None:
             self._prompts.add(record, body)
-        exchange = self._exchange(parsed, client, record, session, forwarded, send)
+        exchange = await self._exchange(parsed, client, record, session, forwarded, send)
         charged = exchange.charge
         client.charge(charged, self.registry.clock())
         self._live[task] = exchange
@@ -189,7 +191,7 @@ class Gateway:
             if used is not None:
                 self.sizer.observe(parsed.ask.model, parsed.prompt_bytes, used.prompt_tokens, used.output)
 
-    def _exchange(
+    async def _exchange(
         self,
         parsed: Parsed,
         client: Client,
@@ -217,6 +219,8 @@ class Gateway:
             session.decode("latin-1") if session else None,
             client.priority,
         )
+        if self.router.wants_tokens and self.config.tokenize and self.tokens.wants(route):
+            await self.tokens.fill(parsed, route)
         self._count += 1
         ticket = Ticket(
             f"{record.request_id}#{self._count}",

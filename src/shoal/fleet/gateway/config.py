@@ -60,6 +60,8 @@ class GatewayConfig:
     """Retries per request, fleet-wide, at most; keeps them from doubling an overload."""
     continuation: bool = True
     """Continue broken streams on another replica where that is exact."""
+    tokenize: bool = True
+    """Ask a replica for the token ids of text prompts, where replicas announce what they hold."""
     split_threshold_tokens: int = 256
     """Prompts with fewer tokens to compute aren't prefilled on another replica than the one that decodes."""
     prefill_seconds: float = 60.0

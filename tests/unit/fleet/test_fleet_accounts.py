@@ -1,0 +1,247 @@
+"""Leases, rates, hangs, stragglers, KV events: what the fleet knows of its replicas."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+import msgspec
+import pytest
+from engine import FakeEngine, Fault
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet import QUICK, eventually, fleet
+from shoal.fleet.gateway import GatewayConfig
+from shoal.fleet.health import HealthConfig, HealthMonitor
+from shoal.fleet.http1 import Endpoint
+from shoal.fleet.index import BadEvents, decode_batch
+from shoal.fleet.index.events import Cleared, Removed, Stored
+from shoal.fleet.leases import Held, LeaseError
+from shoal.fleet.registry import Registry, ReplicaHandle, ReplicaStats
+from shoal.fleet.registry.rates import Peers, Rates
+from shoal.policy.outcomes import LegFailed, Outcome
+from shoal.policy.routing import Decision, RouteRequest, build_router
+
+
+def registry_of(count: int, clock: Any = lambda: 0.0) -> Registry:
+    registry = Registry(clock=clock)
+    for i in range(count):
+        registry.add(ReplicaHandle(name=f"r{i}", url="http://127.0.0.1:1", models=("m",)))
+    return registry
+
+
+def decision(name: str) -> Decision:
+    return Decision(name, 0, 0.0, 0.0, "test")
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["take", "progress", "release"]), st.integers(0, 5), st.sampled_from(list(Outcome))),
+    max_size=80,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(STEPS, st.booleans())
+def test_leases_are_conserved(steps: list[tuple[str, int, Outcome]], streams: bool) -> None:
+    registry, live, now = registry_of(3), [], 0.0
+    for action, which, outcome in steps:
+        now += 0.1
+        if action == "take":
+            name = f"r{which % 3}"
+            live.append(registry.take(decision(name), RouteRequest("x", "m", 100), streams=streams, now=now))
+        elif live and action == "progress":
+            live[which % len(live)].progress(now)
+        elif live:
+            live.pop(which % len(live)).release(outcome, now)
+        registry.states(now)
+        registry.ledger.check()
+        assert sum(r.state.inflight for r in registry.replicas) == len(live) == registry.ledger.live()
+        for replica in registry.replicas:
+            state = replica.state
+            own = [lease for lease in live if lease.holder is replica]
+            assert 0 <= state.decoding <= state.inflight == len(own)
+            assert state.pending_tokens == pytest.approx(sum(x.uncached for x in own if not x.decoding))
+    for lease in live:
+        lease.release(Outcome.OK, now)
+    assert all((r.state.inflight, r.state.decoding, r.state.pending_tokens) == (0, 0, 0) for r in registry.replicas)
+
+
+def test_a_lease_ends_once() -> None:
+    registry = registry_of(1)
+    lease = registry.take(decision("r0"), RouteRequest("x", "m", 10), streams=True, now=0.0)
+    lease.release(Outcome.OK, 1.0)
+    with pytest.raises(LeaseError, match="twice"):
+        lease.release(Outcome.OK, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (None, Outcome.OK),
+        (asyncio.CancelledError(), Outcome.CANCELLED),
+        (LegFailed(Outcome.BACKPRESSURE, "busy"), Outcome.BACKPRESSURE),
+        (ConnectionResetError(), Outcome.TRANSPORT_FAULT),
+    ],
+)
+def test_a_block_ends_its_lease_by_what_ended_it(error: BaseException | None, outcome: Outcome) -> None:
+    registry = registry_of(1)
+    held = Held(registry.take(decision("r0"), RouteRequest("x", "m", 10), streams=True, now=0.0), lambda: 1.0)
+    if error is None:
+        with held:
+            pass
+    else:
+        with pytest.raises(type(error)), held:
+            raise error
+    assert registry.ledger.released[outcome] == 1
+
+
+def test_gauges_show_others_and_restarts() -> None:
+    replica = registry_of(1).get("r0")
+    assert not replica.on_stats(ReplicaStats(running=3, waiting=2, generated_tokens=100, kv_usage=0.5), 1.0)
+    assert replica.state.foreign == 5
+    assert replica.drift == 5
+    assert replica.on_stats(ReplicaStats(running=0, waiting=0, generated_tokens=7), 2.0)
+    assert replica.state.foreign == 0
+
+
+def test_rates_are_learned_and_one_slow_answer_is_not_for_ever() -> None:
+    peers = Peers()
+    rates = [Rates(peers) for _ in range(2)]
+    for _ in range(50):
+        for r in rates:
+            r.on_first_token(1000, 0.1)
+    assert rates[0].prefill_rate == pytest.approx(10_000, rel=0.1)
+    rates[0].on_first_token(10, 2.0)
+    assert rates[0].prefill_rate < 0.9 * rates[1].prefill_rate
+    rates[0].age(0.0)
+    rates[0].age(600.0)
+    assert rates[0].prefill_rate == pytest.approx(peers.rate, rel=0.01)
+
+
+def test_decode_pressure_is_the_slope() -> None:
+    rates = Rates()
+    for i in range(200):
+        running = 1 + i % 8
+        rates.on_decoded(10, 10 * (0.01 + 0.001 * running), running)
+    assert rates.decode_seconds == pytest.approx(0.001, rel=0.05)
+
+
+def test_only_a_share_of_stragglers_is_set_aside() -> None:
+    registry = registry_of(4)
+    monitor = HealthMonitor(registry, HealthConfig(straggler_share=0.3, straggler_seconds=5.0))
+    for i, replica in enumerate(registry.replicas):
+        replica.outcomes[Outcome.OK] = 50
+        replica.rates.tpot = 0.01 if i < 2 else 1.0
+    monitor.judge_stragglers(0.0)
+    assert sum(r.state.ejected for r in registry.replicas) == 0, "half of them are slow: that is no straggler"
+    registry.get("r2").rates.tpot = 0.01
+    monitor.judge_stragglers(1.0)
+    assert [r.state.ejected for r in registry.replicas] == [False, False, False, True]
+    monitor.judge_stragglers(7.0)
+    assert not any(r.state.ejected for r in registry.replicas)
+    registry.get("r3").rates.tpot = 0.025
+    monitor.judge_stragglers(8.0)
+    assert registry.get("r3").state.ejected, "the bound to come back is stricter"
+
+
+async def test_a_hang_is_found_and_its_streams_move_on() -> None:
+    async with fleet(2, monitored=True, health=QUICK) as f:
+        assert f.registry is not None
+        hung = f.engines[0]
+        hung.fault = Fault("hang", after=3)
+        streams = [f.stream(f.chat(f"s{i}", max_tokens=10, temperature=0)) for i in range(4)]
+        got = await asyncio.gather(*streams)
+        assert all(g.done and g.finish == "length" for g in got)
+        assert f.registry.get("e0").breaker.opened >= 1
+        f.check()
+
+
+async def test_text_prompts_are_routed_by_what_engines_hold() -> None:
+    async with fleet(2, events={}) as f:
+        assert f.followers is not None
+        body = f.chat("what everybody asks " * 30, max_tokens=1)
+        first = await f.post(body)
+        holder = first.headers["x-shoal-replica"]
+        follower = f.followers.by_name[holder]
+        await eventually(lambda: follower.counts.events >= 1, "its blocks were announced")
+        again = await f.post(body)
+        assert again.headers["x-shoal-replica"] == holder
+        assert sum(e.tokenized for e in f.engines) == 1
+        # Whole blocks of the engine's own size, and what it then says it reused.
+        assert int(again.headers["x-shoal-predicted-hit"]) % 16 == 0
+        assert again.headers["x-shoal-predicted-hit"] == again.headers["x-shoal-hit"]
+
+
+def batch(events: list[Any], *, as_map: bool = False) -> bytes:
+    return msgspec.msgpack.encode({"ts": 0.0, "events": events} if as_map else [0.0, events, 0])
+
+
+def test_events_are_read_in_both_encodings() -> None:
+    new = {
+        "type": "BlockStored",
+        "block_hashes": [b"a", b"b"],
+        "parent_block_hash": None,
+        "token_ids": [1, 2, 3, 4],
+    }
+    new |= {
+        "block_size": 2,
+        "lora_id": None,
+        "medium": "GPU",
+        "lora_name": "l",
+        "extra_keys": None,
+        "some_new_field": 1,
+    }
+    old = ["BlockStored", [1, 2], 7, [1, 2, 3, 4], 2, None]
+    assert decode_batch(batch([new], as_map=True)) == [Stored((b"a", b"b"), None, (1, 2, 3, 4), 2, "l")]
+    assert decode_batch(batch([old])) == [Stored((1, 2), 7, (1, 2, 3, 4), 2, None)]
+    both = [{"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU"}, ["AllBlocksCleared"], ["Unheard", 1]]
+    assert decode_batch(batch(both)) == [Removed((1,)), Cleared()]
+    assert decode_batch(batch([new | {"medium": "disk"}, new | {"group_idx": 1}])) == []
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.one_of(
+        st.binary(max_size=60),
+        st.recursive(st.none() | st.integers(0, 9) | st.text(max_size=3), st.lists).map(msgspec.msgpack.encode),
+    )
+)
+def test_whatever_is_no_batch_is_said_so(payload: bytes) -> None:
+    with contextlib.suppress(BadEvents):
+        assert isinstance(decode_batch(payload), list)
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "localhost:8000", "http://"])
+def test_a_bad_url_is_said_so(url: str) -> None:
+    with pytest.raises(ValueError, match="http://host:port"):
+        Endpoint(url)
+
+
+async def test_an_idle_connection_that_was_closed_costs_nothing() -> None:
+    engine = await FakeEngine("e").start()
+    endpoint = Endpoint(engine.url)
+    assert (await endpoint.get(b"/health", seconds=5))[0] == 200
+    port = engine.port
+    await engine.stop()
+    engine.port = port
+    await engine.start()
+    assert (await endpoint.get(b"/health", seconds=5))[0] == 200
+    assert endpoint.open_connections == 1
+    await engine.stop()
+    with pytest.raises(LegFailed):
+        await endpoint.get(b"/health", seconds=5)
+    endpoint.close()
+
+
+def test_retired_gateways_leave_the_registry() -> None:
+    async def scenario() -> None:
+        from shoal.fleet.gateway import Gateway
+
+        registry = registry_of(1)
+        for _ in range(3):
+            gateway = Gateway(registry, GatewayConfig(), router=build_router())
+            await gateway.drain(0)
+        assert registry.listeners == 0
+        registry.close()
+
+    asyncio.run(scenario())
