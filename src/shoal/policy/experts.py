@@ -1,8 +1,8 @@
 """Where experts live: load counted in a window, hot experts replicated, replicas dealt to ranks.
 
-    loads   e0 ████████  e1 ██  e2 ██  e3 █            two ranks of three slots
-    before  rank 0: e0 e1 ·        10     rank 1: e2 e3 ·         3
-    after   rank 0: e0 e1 e3      4+2+1   rank 1: e2 · e0        2+4
+    loads   e0 ████████  e1 ██  e2 ██  e3 █         two ranks of three slots
+    before  rank 0: e0 e1 ·     10      rank 1: e2 e3 ·      3
+    after   rank 0: e0 e1 e2     7      rank 1: e0 e3 e1     6
 
 The algorithm is the field's (EPLB, as published with DeepSeek-V3, arXiv:2412.19437 section 3.4): pack expert groups
 to nodes; within a node give another replica to the expert with most load a replica until its slots are full; pack
