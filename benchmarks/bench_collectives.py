@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import statistics
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def rank(index: int, ranks: int, backend: str, fd: int, store: str, pipe: Connec
     layout = SegmentLayout(ranks)
     if backend == "gloo":
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=index, world_size=ranks)
-        reduce = dist.all_reduce
+        reduce: Callable[[torch.Tensor], object] = dist.all_reduce
     else:
         # /proc, because a spawned child does not inherit descriptors.
         own = os.open(f"/proc/{os.getppid()}/fd/{fd}", os.O_RDWR)
