@@ -19,7 +19,7 @@ def show_plan(plan: Plan, explanation: Explanation, top: int) -> None:
     if plan.best is not None:
         console.print(_table(plan, top, console.width < _NARROW))
         console.print(
-            f"[dim]{len(plan.ranked):,} designs serve, of {plan.considered:,} layouts considered. Equal numbers "
+            f"[dim]{_served(plan)} Equal numbers "
             "under # "
             "are too close to call. Intervals hold nine times in ten; ? marks targets that their upper end "
             "misses.[/dim]"
@@ -45,6 +45,12 @@ def _asked(plan: Plan) -> str:
         f"p{slo.percentile:g}" if slo.percentile != 50 else "",
     ]
     return f"{question.model.name}: {' · '.join(part for part in parts if part)}"
+
+
+def _served(plan: Plan) -> str:
+    splits = sum(1 for entry in plan.ranked if entry.design.split)
+    combined = f", and {splits:,} splits that combine them" if splits else ""
+    return f"{len(plan.ranked) - splits:,} of {plan.considered:,} layouts considered serve{combined}."
 
 
 def _table(plan: Plan, top: int, narrow: bool) -> Table:

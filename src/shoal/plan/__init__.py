@@ -1,8 +1,10 @@
 """What to buy: memory, step time, search, cost, explanation.
 
-    from shoal.plan import plan, explain
+    from shoal.plan import plan
+    from shoal.plan.explain import explain
 
-Names are imported when first used: `import shoal.plan` alone costs next to nothing.
+Names are imported when first used: `import shoal.plan` alone costs next to nothing. `memory`, `step_time`,
+`search`, `explain` and `emit` are modules.
 """
 
 import importlib
@@ -11,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shoal.plan.api import ask, plan
     from shoal.plan.designs import Design, Plan
-    from shoal.plan.emit import emit
     from shoal.plan.estimator import ServingEstimator
-    from shoal.plan.explain import Explanation, explain
+    from shoal.plan.explain import Explanation
     from shoal.plan.memory import replica_memory
     from shoal.plan.question import Question
-    from shoal.plan.search import search
 
 __all__ = [
     "Design",
@@ -25,11 +25,8 @@ __all__ = [
     "Question",
     "ServingEstimator",
     "ask",
-    "emit",
-    "explain",
     "plan",
     "replica_memory",
-    "search",
 ]
 
 _HOMES = {
@@ -39,11 +36,8 @@ _HOMES = {
     "Question": "question",
     "ServingEstimator": "estimator",
     "ask": "api",
-    "emit": "emit",
-    "explain": "explain",
     "plan": "api",
     "replica_memory": "memory",
-    "search": "search",
 }
 
 

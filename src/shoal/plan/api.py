@@ -1,6 +1,8 @@
 """The planner as one call: names and plain numbers in, a plan out.
 
-from shoal.plan import explain, plan
+from shoal.plan import plan
+from shoal.plan.explain import explain
+
 answer = plan("llama-3.1-70b", gpu=["h200", "b200"], users=200, context=8192, tpot=0.05)
 print(answer.best.name, "\\n".join(explain(answer).lines()))
 """

@@ -16,8 +16,9 @@ from shoal.plan.question import Question
 from shoal.plan.step_time import Estimate
 from shoal.specs.hardware import Accelerator
 
-SPLIT_SURCHARGE = 1.5
-"""What a split has to save in devices before it comes ahead of one pool that is too close to call."""
+RUNG_WEIGHT = (1.0, 1.0, 1.1, 1.3, 1.3, 1.5)
+"""How a device counts by rung of the ladder, among designs too close to call: a rung has to save this much before
+it comes ahead of a lower one. A judgement, not a measurement."""
 PRICE_SPREAD = 0.03
 """Published prices are rounded to about this share: no cost is known better."""
 
@@ -82,11 +83,11 @@ def _low_high(design: Design) -> tuple[float, float]:
 
 def _smallest(design: Design) -> tuple[object, ...]:
     """Of designs too close to call: fewest devices, then the lowest rung, the least converted, the cheapest.
-    Two pools count half as much again, because each is sized, watched and scaled on its own."""
+    Devices of a higher rung count for more (`RUNG_WEIGHT`), because it is more to run."""
     weights = design.weights
     lossy = 0 if weights.native else 1 if weights.bits >= 6 else 2
     narrow_cache = design.kv_dtype not in ("bf16", "fp32")
-    size = design.devices * (SPLIT_SURCHARGE if design.split else 1.0)
+    size = design.devices * RUNG_WEIGHT[design.rung - 1]
     return (size, design.rung, lossy, narrow_cache, _key(design), design.name)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shoal.plan.breakdown import NAMES, Breakdown, breakdown
+from shoal.plan.calc import devices_needed
 from shoal.plan.cautions import Caution, cautions, footprint
 from shoal.plan.collectives import hand_off
 from shoal.plan.designs import Design, Plan, Rejection
@@ -109,7 +110,7 @@ def _summary(plan: Plan, best: Design) -> Iterator[str]:
         yield (
             f"{len(tied):,} designs on {', '.join(names[:6])}{' and others' if len(names) > 6 else ''} are too "
             "close to "
-            f"call: the intervals overlap, so the smallest comes first{also}."
+            f"call: the intervals overlap, so the smallest and simplest comes first{also}."
         )
     published = published_precision(plan)
     if published is not None:
@@ -169,6 +170,12 @@ def _binding(plan: Plan, best: Design, terms: Breakdown) -> Iterator[str]:
         question.model, best.layout, best.accelerator.device_bytes, question.engine_for(best.accelerator),
         quantization=best.weights.method, kv_dtype=best.kv_dtype,
     ).worst  # fmt: skip
+    alone = devices_needed(held.weights + held.cache, best.accelerator.memory_bytes)
+    if alone.count < best.devices:
+        yield (
+            f"Weights and cache alone would take {plural(alone.count, 'device')} with a fifth kept free: time, not "
+            f"memory, sets the rest of the {best.devices:,}."
+        )
     yield (
         f"Memory: weights {held.weights / 1e9:,.1f} GB once, cache {held.cache / 1e9:,.1f} GB for the peak; the "
         "fullest "

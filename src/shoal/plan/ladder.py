@@ -96,7 +96,8 @@ def _compared(best: Design, rival: Design) -> str:
         return f"It would take {what}: {difference}."
     price = f"{usd(rival.cost.per_million_output.mean)} against {usd(best.cost.per_million_output.mean)}"
     if too_close(best, rival):
-        return f"{what} costs {price}: too close to call, so the simpler and smaller design comes first."
+        why = "smaller" if rival.devices > best.devices else "simpler" if rival.rung > best.rung else "preferred"
+        return f"{what} costs {price}: too close to call, and the design chosen is {why}."
     cheaper = rival.cost.per_million_output.mean < best.cost.per_million_output.mean
     return f"{what} costs {price} a million output tokens{'' if cheaper else ': more for the same traffic'}."
 

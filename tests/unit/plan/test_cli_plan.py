@@ -157,8 +157,9 @@ def test_score_and_calibrate_are_there(capsys: pytest.CaptureFixture[str]) -> No
 def test_the_library_imports_next_to_nothing() -> None:
     script = (
         "import sys, shoal.plan; early = [m for m in ('numpy', 'torch', 'yaml') if m in sys.modules]; "
-        "from shoal.plan import plan, explain, search, emit, replica_memory; "
-        "print(early, 'torch' in sys.modules, callable(plan))"
+        "from shoal.plan import plan, replica_memory, search, explain, emit, memory; "
+        "found = [callable(f) for f in (plan, replica_memory, search.search, explain.explain, emit.emit)]; "
+        "print(early, 'torch' in sys.modules, all(found))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[] False True"

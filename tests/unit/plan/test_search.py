@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shoal.plan.api import ask, lengths
 from shoal.plan.candidates import Candidate, gate, shapes
-from shoal.plan.cost import rank, too_close
+from shoal.plan.cost import RUNG_WEIGHT, rank, too_close
 from shoal.plan.designs import Design, Plan
 from shoal.plan.memory import replica_memory
 from shoal.plan.search import search
@@ -84,7 +84,7 @@ def test_order_priced_first_then_groups_then_smallest() -> None:
     first = [entry.design for entry in plan.ranked if entry.group == 1]
     cheapest = min(first, key=lambda d: d.cost.per_million_output.mean if d.cost else 0.0)
     assert all(too_close(cheapest, d) for d in first)
-    sizes = [d.devices * (1.5 if d.split else 1.0) for d in first]
+    sizes = [d.devices * RUNG_WEIGHT[d.rung - 1] for d in first]
     assert sizes == sorted(sizes)
 
 

@@ -49,7 +49,8 @@ def html_report(plan: Plan, explanation: Explanation, top: int = 12) -> str:
         _section("Figures and where they come from", _figures(explanation)),
     ]
     footer = (
-        f"<footer>{plan.considered:,} layouts considered, {len(plan.ranked):,} designs serve. Designs with the "
+        f"<footer>{plan.considered:,} layouts considered, {len(plan.ranked):,} designs serve, splits included. "
+        "Designs with the "
         "same # "
         "are too close to call. Intervals should hold nine times in ten. Classes: published, vendor (a maker's "
         "data "
