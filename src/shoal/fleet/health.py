@@ -116,7 +116,8 @@ class HealthMonitor:
         # A replica whose gauges can't be read serves all the same.
         with contextlib.suppress(TimeoutError, LegFailed, OSError, ValueError):
             async with asyncio.timeout(self._config.check_timeout):
-                if replica.on_stats(await adapter.stats(), self._registry.clock()):
+                own = replica.state.inflight
+                if replica.on_stats(await adapter.stats(), self._registry.clock(), own):
                     log.info("replica %s restarted: its prefixes are forgotten", replica.name)
                     self._registry.emptied(replica.name)
 

@@ -42,6 +42,7 @@ class Replica:
         self.own_pending = 0.0
         """Prompt tokens of own leases that wait to be computed."""
         self._others = (0, 0.0)
+        self._foreign = 0
         self._own_kv = 0.0
         self._mean_prompt = 0.0
         self._silent: list[tuple[float, int, Lease]] = []
@@ -113,9 +114,15 @@ class Replica:
 
     # What others report.
 
-    def on_stats(self, stats: ReplicaStats, now: float) -> bool:
-        """Its gauges. True if they show that it is another process than before."""
+    def on_stats(self, stats: ReplicaStats, now: float, own: int = 0) -> bool:
+        """Its gauges. True if they show that it is another process than before.
+
+        `own`: legs we had there when they were asked for. Some may have ended before the answer came, so that the
+        larger of then and now is what the gauges hold of us; the rest is somebody else's.
+        """
         before, self.stats = self.stats.generated_tokens, stats
+        counted = (stats.running or 0) + (stats.waiting or 0)
+        self._foreign = max(0, counted - max(own, self.state.inflight))
         if stats.generated_tokens is not None and before is not None and stats.generated_tokens > before:
             self.last_progress = now
         self.refresh(now)
@@ -137,9 +144,8 @@ class Replica:
         """Bring the state up to date with leases, gauges and the breaker."""
         state, stats = self.state, self.stats
         waiting = stats.waiting or 0
-        # The engine's own count includes our legs; what exceeds them is somebody else's.
         others, their_pending = self._others
-        state.foreign = max(others, (stats.running or 0) + waiting - state.inflight)
+        state.foreign = max(others, self._foreign)
         by_gauge = min(waiting, state.foreign) * self._mean_prompt
         state.pending_tokens = self.own_pending + max(their_pending, by_gauge)
         if stats.kv_capacity_tokens:

@@ -14,6 +14,7 @@ from shoal.policy.routing.pickers import Least, Picked, Scored
 
 _POINTS = 64
 """Points on the ring a replica: shares then differ by about 1/√64."""
+_LEAST = 2
 
 
 def _point(text: str) -> int:
@@ -37,7 +38,8 @@ class SessionRing:
             return score, replica, f"no session: {why}"
         by_name = {replica.name: (score, replica) for score, replica in scored}
         self._build(by_name)
-        limit = math.ceil(self._bound * (sum(r.load for _, r in scored) + 1) / len(scored))
+        # One request in flight is no load to flee from, however idle the others are.
+        limit = max(_LEAST, math.ceil(self._bound * (sum(r.load for _, r in scored) + 1) / len(scored)))
         start = bisect.bisect(self._ring, (_point(request.session), ""))
         skipped = 0
         seen: set[str] = set()

@@ -151,7 +151,7 @@ def test_sessions_stay_and_loads_stay_bounded(count: int, seed: int, sessions: i
         _, picked, _ = ring.pick(request(session=f"{seed}-{i}"), scored, 0.0)
         picked.inflight += 1
         mean = (i + 1) / count
-        assert max(r.inflight for r in replicas) <= 1.25 * mean + 1
+        assert max(r.inflight for r in replicas) <= max(2, 1.25 * mean + 1)
 
 
 def test_a_session_moves_only_if_its_replica_goes() -> None:
