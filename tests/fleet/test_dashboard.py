@@ -1,4 +1,4 @@
-"""The dashboard: what `/` and `/api/fleet` say of a fleet and of a single replica, and how it looks in a browser."""
+"""The dashboard: what `/` and `/api/fleet` say of a fleet and of a single replica, and how it looks."""
 
 import os
 import shutil
