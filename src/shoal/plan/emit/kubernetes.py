@@ -33,6 +33,8 @@ def manifests(launch: Launch) -> str:
         lines.append(f"# The plan stores weights as {wanted}: replace the model by a checkpoint converted to it.")
     if any(pool.nodes(launch.per_node) > 1 for pool in launch.pools):
         lines.append("# LeaderWorkerSet must be installed (leaderworkerset.x-k8s.io/v1).")
+    if IMAGES[accelerator.vendor].endswith(":latest"):
+        lines.append(f"# {IMAGES[accelerator.vendor]}: pin the tag that you tested; its options may differ.")
     if launch.design.split:
         lines.append("# A router that knows prefill from decode goes in front (llm-d, Dynamo).")
     return "\n".join(lines) + "\n" + yaml.dump_all(documents, Dumper=_Plain, sort_keys=False, width=110)
