@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -154,7 +155,7 @@ def marked(marker: str) -> list[int]:
 
 TINY = TinyModel("llama", "LlamaConfig", {"num_hidden_layers": 2, "hidden_size": 48})
 PROMPTS = [[5 + index, 9, 11, 4 + index, 7] for index in range(6)]
-LAYOUTS = ({"tp": 2}, {"dp": 2}, {"pp": 2})
+LAYOUTS = ({"tp": 2}, {"dp": 2}, {"pp": 2}, {"tp": 2, "pp": 2}, {"cp": 2})
 
 
 @pytest.fixture(scope="session")
@@ -207,8 +208,8 @@ def drive(core: EngineCore) -> tuple[list[tuple[int, ...]], list[str]]:
 def inject(monkeypatch: pytest.MonkeyPatch, checkpoint: Path, right: list[tuple[int, ...]], seed: int) -> None:
     """One fault somewhere; whatever was delivered is right, every request ended, nothing is left."""
     dice = random.Random(seed)
-    kind, rank, step = dice.choice(list(WORDS)), dice.randrange(2), dice.randrange(12)
     layout = LAYOUTS[seed % len(LAYOUTS)]
+    kind, rank, step = dice.choice(list(WORDS)), dice.randrange(prod(layout.values())), dice.randrange(12)
     expose_workers(monkeypatch, f"{kind} {rank} {step}")
     monkeypatch.setattr(executor_processes, "WORKER", "rank_workers:real")
     core = start(checkpoint, rank_timeout=TIMEOUT, step_timeout=6.0, **layout)
