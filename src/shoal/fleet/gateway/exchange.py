@@ -17,11 +17,11 @@ from shoal.fleet.gateway.dispatch import Dispatcher
 from shoal.fleet.gateway.journal import Journal, mode_for
 from shoal.fleet.gateway.leg import Leg, Refused
 from shoal.fleet.gateway.record import Observers, RequestRecord
+from shoal.fleet.gateway.replies import ERROR_EVENT, Headers, answer_headers, closed, failed, until_error
 from shoal.fleet.gateway.sse import (
     DONE,
     Cutter,
     Usage,
-    error_of,
     payloads,
     usage_of,
     without_token_ids,
@@ -30,16 +30,14 @@ from shoal.fleet.gateway.sse import (
 from shoal.fleet.http1 import Answer
 from shoal.fleet.registry import Registry
 from shoal.fleet.split import Handoff, Splitter
-from shoal.policy.admission import Ticket, retry_after_header
+from shoal.policy.admission import Ticket
 from shoal.policy.outcomes import MEANINGS, LegFailed, Outcome, outcome_of_exception
 from shoal.policy.retry import RetryBudget
 from shoal.policy.routing import RouteRequest
 
 log = logging.getLogger("shoal.fleet")
 
-Headers = list[tuple[bytes, bytes]]
 _PATHS = {"chat": b"/v1/chat/completions", "completions": b"/v1/completions"}
-_ERROR_EVENT = b'data: {"error"'
 
 
 class Exchange:
@@ -234,12 +232,12 @@ class Exchange:
         """An answer in one piece: it has come to its end before the client sees any of it."""
         body = await answer.whole(self._config.max_answer_bytes, self._config.first_byte_seconds)
         content_type = answer.header(b"content-type")
-        if content_type.startswith(b"application/json") and not _closed(body):
+        if content_type.startswith(b"application/json") and not closed(body):
             raise LegFailed(Outcome.REPLICA_FAULT, f"replica {leg.replica.name} sent broken JSON")
         body = self._taken_over(body)
         self.usage = usage_of(body)
         leg.lease.counted = self.usage.output if self.usage is not None else 0
-        headers = self._headers(leg, content_type or b"application/json")
+        headers = answer_headers(self.record, leg, content_type or b"application/json")
         headers.append((b"content-length", b"%d" % len(body)))
         if self.usage is not None and (cached := self.usage.cached) is not None:
             headers.append((b"x-shoal-hit", b"%d" % cached))
@@ -257,8 +255,8 @@ class Exchange:
             events = cutter.feed(piece)
             if not events:
                 continue
-            if _ERROR_EVENT in events:
-                events, failure = self._until_error(events)
+            if ERROR_EVENT in events:
+                events, failure = until_error(events)
                 if failure is not None:
                     if events:
                         await self._relay(leg, answer, events)
@@ -278,17 +276,6 @@ class Exchange:
             return data
         self._splitter.took(self._handoff)
         return self._handoff.corrected(data)
-
-    def _until_error(self, events: bytes) -> tuple[bytes, LegFailed | None]:
-        """What comes before an error event, and what the error means."""
-        at = events.index(_ERROR_EVENT)
-        detail = error_of(payloads(events[at:])[0])
-        if detail is None:
-            return events, None
-        code = detail.code
-        client = isinstance(code, int) and 400 <= code < 500 and code != 429
-        outcome = Outcome.CLIENT_ERROR if client else Outcome.REPLICA_FAULT
-        return events[:at], LegFailed(outcome, f"the replica reports: {detail.message[:300]}")
 
     async def _relay(self, leg: Leg, answer: Answer, events: bytes) -> None:
         record, now = self.record, leg.lease.last_at
@@ -315,7 +302,7 @@ class Exchange:
         if not self.started:
             self.started = True
             record.status = 200
-            headers = self._headers(leg, answer.header(b"content-type"))
+            headers = answer_headers(self.record, leg, answer.header(b"content-type"))
             headers += ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._write(events)
@@ -344,15 +331,6 @@ class Exchange:
 
     # To the client.
 
-    def _headers(self, leg: Leg, content_type: bytes) -> Headers:
-        return [
-            (b"content-type", content_type),
-            (b"x-request-id", self.record.request_id.encode()),
-            (b"x-shoal-replica", leg.replica.name.encode()),
-            (b"x-shoal-reason", leg.decision.reason.encode("latin-1", "replace")),
-            (b"x-shoal-predicted-hit", b"%d" % leg.decision.predicted_hit),
-        ]
-
     async def _write(self, data: bytes) -> None:
         self.sending_since = self._clock()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
@@ -377,26 +355,9 @@ class Exchange:
 
     async def _pass_refusal(self, leg: Leg, refusal: Refused) -> None:
         self.record.status = refusal.status
-        headers = self._headers(leg, refusal.content_type or b"application/json")
+        headers = answer_headers(self.record, leg, refusal.content_type or b"application/json")
         headers.append((b"content-length", b"%d" % len(refusal.body)))
         self.started = True
         await self._send({"type": "http.response.start", "status": refusal.status, "headers": headers})
         await self._write(refusal.body)
         await self._finish()
-
-
-def _closed(body: bytes) -> bool:
-    """Whether a JSON object ends where it should: the cheap part of a check for garbage."""
-    return body[:1] == b"{" and body.rstrip()[-1:] == b"}"
-
-
-def failed(error: BaseException, outcome: Outcome) -> ApiError:
-    """What the client is told where no replica could answer."""
-    status = MEANINGS[outcome].status
-    headers = {}
-    if outcome is Outcome.BACKPRESSURE:
-        wait = error.retry_after if isinstance(error, LegFailed) and error.retry_after is not None else 1.0
-        headers["Retry-After"] = retry_after_header(wait)
-    kind = "service_unavailable_error" if outcome is Outcome.BACKPRESSURE else "server_error"
-    message = str(error) or "no replica answered in time"
-    return ApiError(status, message, kind=kind, code=outcome.value, headers=headers)
