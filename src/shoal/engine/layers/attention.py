@@ -59,13 +59,11 @@ class Attention(nn.Module):
         spec = self.spec
         rows = x.shape[0]
         qk, v = self.qkv(x).split(self.widths, -1)
-        qk = qk.view(rows, self.heads + self.kv_heads, spec.head_dim)
+        q, k = qk.view(rows, self.heads + self.kv_heads, spec.head_dim).split((self.heads, self.kv_heads), 1)
         if self.q_norm is not None and self.k_norm is not None:
-            qk = torch.cat((self.q_norm(qk[:, : self.heads]), self.k_norm(qk[:, self.heads :])), 1)
-        if rotation is not None:
-            qk = ops.rope(qk, *rotation, self.interleaved)
-        q, k = qk.split((self.heads, self.kv_heads), 1)
-        ops.write_kv(kv, k, v.view(rows, self.kv_heads, spec.v_head_dim), batch.slots)
+            q, k = self.q_norm(q), self.k_norm(k)
+        v = v.view(rows, self.kv_heads, spec.v_head_dim)
+        q = ops.rope_write(q, k, v, rotation, self.interleaved, kv, batch.slots)
         if batch.stripe is None:
             attended = ops.paged_attention(q, kv, batch, spec.scale, spec.window, spec.softcap, self.sinks)
         else:

@@ -20,5 +20,9 @@ class RmsNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return ops.rms_norm(x, self.weight, self.eps)
 
+    def of_sum(self, x: Tensor, add: Tensor) -> tuple[Tensor, Tensor]:
+        """(x + add, its norm) of rows [T, H]. The caller gives x up."""
+        return ops.add_rms_norm(x, add, self.weight, self.eps)
+
     def targets(self, name: str) -> dict[str, Target]:
         return {f"{name}.weight": Target(self.weight, self.offset)}

@@ -21,18 +21,24 @@ paged_attention = KERNELS.paged_attention
 paged_attention_lse = KERNELS.paged_attention_lse
 grouped_linear = KERNELS.grouped_linear
 swiglu_oai = KERNELS.swiglu_oai
+linear_int8 = KERNELS.linear_int8
+add_rms_norm = KERNELS.add_rms_norm
+rope_write = KERNELS.rope_write
 
 __all__ = [
     "KERNELS",
     "REFERENCE",
     "Kernels",
+    "add_rms_norm",
     "gelu_mul",
     "grouped_linear",
     "linear",
+    "linear_int8",
     "paged_attention",
     "paged_attention_lse",
     "rms_norm",
     "rope",
+    "rope_write",
     "select_kernels",
     "silu_mul",
     "swiglu_oai",

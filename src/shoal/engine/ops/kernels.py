@@ -10,6 +10,9 @@ from shoal.engine.batch import Batch
 from shoal.engine.errors import InvalidOption
 from shoal.engine.kv.cache import LayerKv
 from shoal.engine.ops import cpu, reference, reference_attention, reference_experts
+from shoal.engine.ops.native import NativeOps
+from shoal.engine.ops.native_library import backend
+from shoal.engine.ops.quantized import Int8Weight
 
 
 class PagedAttention(Protocol):
@@ -50,6 +53,23 @@ class Linear(Protocol):
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
 
 
+class LinearInt8(Protocol):
+    def __call__(self, x: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Tensor: ...
+
+
+class RopeWrite(Protocol):
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rotation: tuple[Tensor, Tensor] | None,
+        interleaved: bool,
+        kv: LayerKv,
+        slots: Tensor,
+    ) -> Tensor: ...
+
+
 class GroupedLinear(Protocol):
     def __call__(self, x: Tensor, counts: Sequence[int], weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
 
@@ -72,6 +92,9 @@ class Kernels:
     paged_attention_lse: PagedAttentionLse
     grouped_linear: GroupedLinear = reference_experts.grouped_linear
     swiglu_oai: Callable[[Tensor, float, float], Tensor] = reference_experts.swiglu_oai
+    linear_int8: LinearInt8 = reference.linear_int8
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = reference.add_rms_norm
+    rope_write: RopeWrite = reference.rope_write
 
 
 REFERENCE = Kernels(
@@ -86,8 +109,36 @@ REFERENCE = Kernels(
     paged_attention_lse=reference_attention.paged_attention_lse,
 )
 
+
+def _native(kind: str | None = None) -> Kernels | None:
+    """On the compiled kernels, for the best processor kind or the one named; None where they don't run."""
+    found = backend()
+    if found.library is None or (kind is not None and kind not in found.kinds):
+        return None
+    kind = kind or found.kinds[0]
+    ops = NativeOps(found.library, kind)
+    return replace(
+        REFERENCE,
+        name=f"native-{kind}",
+        rms_norm=ops.rms_norm,
+        add_rms_norm=ops.add_rms_norm,
+        silu_mul=ops.silu_mul,
+        gelu_mul=ops.gelu_mul,
+        linear=ops.linear,
+        linear_int8=ops.linear_int8,
+        rope_write=ops.rope_write,
+        paged_attention=ops.paged_attention,
+        paged_attention_lse=ops.paged_attention_lse,
+        grouped_linear=ops.grouped_linear,
+    )
+
+
 # Best first. An entry gives None where it can't run: not built, or not for this processor.
 _CANDIDATES: Mapping[str, Callable[[], Kernels | None]] = {
+    "native": _native,
+    "native-avx512": lambda: _native("avx512"),
+    "native-avx2": lambda: _native("avx2"),
+    "native-portable": lambda: _native("portable"),
     "cpu": lambda: replace(REFERENCE, name="cpu", linear=cpu.linear),
     "reference": lambda: REFERENCE,
 }

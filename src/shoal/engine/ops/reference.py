@@ -9,6 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.engine.kv.cache import LayerKv
+from shoal.engine.ops.quantized import LARGEST, Int8Weight
+
+SMALLEST_ROW = 1e-30
+"""A row of activations whose largest magnitude is below this counts as zero: its reciprocal must be finite."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -22,6 +26,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if weight.dtype == x.dtype:
         return normed.to(x.dtype) * weight
     return (normed * weight).to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, add: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(x + add, its `rms_norm`). The caller gives x up: the sum may be left in its memory."""
+    total = x + add
+    return total, rms_norm(total, weight, eps)
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
@@ -55,6 +65,41 @@ def gelu_mul(gate_up: Tensor, approximate: str = "tanh") -> Tensor:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [T, in] times weight [out, in], transposed -> [T, out]."""
     return F.linear(x, weight, bias)
+
+
+def linear_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Tensor:
+    """As `linear`, of rows of x that are rounded to ±127 steps of their largest magnitude / 127.
+
+    A row with a number that isn't finite gives a row of NaN.
+    """
+    wide = x.float()
+    largest = wide.abs().amax(1, keepdim=True)
+    scale = (largest / LARGEST).masked_fill(largest < SMALLEST_ROW, 0.0)
+    # Not LARGEST / largest, which torch works out as a product with the reciprocal, rounded twice.
+    steps = (wide * (torch.full_like(largest, LARGEST) / largest)).round_().masked_fill(largest < SMALLEST_ROW, 0.0)
+    exact = F.linear(steps, weight.values[:, : weight.inputs].float())
+    out = exact * weight.scales * scale
+    out = out.masked_fill(~largest.isfinite(), torch.nan)
+    return (out if bias is None else out + bias.float()).to(x.dtype)
+
+
+def rope_write(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rotation: tuple[Tensor, Tensor] | None,
+    interleaved: bool,
+    kv: LayerKv,
+    slots: Tensor,
+) -> Tensor:
+    """Turn q and k by the rows' angles (`rope`), put k and v in their slots (`write_kv`) and return q.
+
+    The caller gives q up: it may be turned in place.
+    """
+    if rotation is not None:
+        q, k = rope(q, *rotation, interleaved), rope(k, *rotation, interleaved)
+    write_kv(kv, k, v, slots)
+    return q
 
 
 def write_kv(kv: LayerKv, k: Tensor, v: Tensor, slots: Tensor) -> None:

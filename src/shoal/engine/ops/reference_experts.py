@@ -1,6 +1,6 @@
 """The products of a mixture-of-experts layer in plain torch: as many rows an expert as there are, no padding."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -8,7 +8,13 @@ from torch import Tensor
 from shoal.engine.ops import cpu
 
 
-def grouped_linear(x: Tensor, counts: Sequence[int], weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def grouped_linear(
+    x: Tensor,
+    counts: Sequence[int],
+    weight: Tensor,
+    bias: Tensor | None = None,
+    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = cpu.linear,
+) -> Tensor:
     """Rows of x [N, in] lie expert by expert, `counts[e]` of expert e; weight [E, out, in] -> [N, out].
 
     One product an expert that has rows. Raises ValueError unless the counts are those of the rows.
@@ -22,7 +28,7 @@ def grouped_linear(x: Tensor, counts: Sequence[int], weight: Tensor, bias: Tenso
     for expert, count in enumerate(counts):
         if count:
             end = start + count
-            out[start:end] = cpu.linear(x[start:end], weight[expert], None if bias is None else bias[expert])
+            out[start:end] = linear(x[start:end], weight[expert], None if bias is None else bias[expert])
             start = end
     return out
 

@@ -1,0 +1,75 @@
+// The C interface. `kind` is an index into the processor kinds below; results are 0, or 1 for want of memory.
+#include <new>
+
+#include "kernels.h"
+#include "pool.h"
+
+namespace {
+
+using shoal::Kernels;
+
+// Best last.
+const Kernels* kernels_of(int kind) {
+#if defined(__x86_64__)
+    constexpr const Kernels* ALL[] = {&shoal::portable_kernels, &shoal::avx2_kernels, &shoal::avx512_kernels};
+#else
+    constexpr const Kernels* ALL[] = {&shoal::portable_kernels};
+#endif
+    return kind >= 0 && kind < static_cast<int>(sizeof ALL / sizeof *ALL) ? ALL[kind] : nullptr;
+}
+
+template <class Arguments>
+int call(void (*kernel)(const Arguments&), const Arguments* arguments) noexcept {
+    try {
+        kernel(*arguments);
+        return 0;
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+// Changes whenever a struct of kernels.h does.
+int shoal_kernels_version() { return 2; }
+
+// Null beyond the last kind.
+const char* shoal_kernels_name(int kind) {
+    const Kernels* kernels = kernels_of(kind);
+    return kernels ? kernels->name : nullptr;
+}
+
+// Whether this processor runs a kind.
+int shoal_kernels_run(int kind) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    switch (kind) {
+        case 0:
+            return 1;
+        case 1:
+            return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+        case 2:
+            return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+                   __builtin_cpu_supports("avx512vnni");
+        default:
+            return 0;
+    }
+#else
+    return kind == 0;
+#endif
+}
+
+void shoal_pool(int threads, long spin_ns) { shoal::set_pool(threads, spin_ns); }
+int shoal_pool_threads() { return shoal::pool_threads(); }
+
+int shoal_linear(int kind, const shoal::Linear* a) { return call(kernels_of(kind)->linear, a); }
+int shoal_linear_int8(int kind, const shoal::LinearInt8* a) { return call(kernels_of(kind)->linear_int8, a); }
+int shoal_rms_norm(int kind, const shoal::RmsNorm* a) { return call(kernels_of(kind)->rms_norm, a); }
+int shoal_gated_product(int kind, const shoal::GatedProduct* a) { return call(kernels_of(kind)->gated_product, a); }
+int shoal_rope_write(int kind, const shoal::RopeWrite* a) { return call(kernels_of(kind)->rope_write, a); }
+int shoal_attention(int kind, const shoal::Attention* a) { return call(kernels_of(kind)->attention, a); }
+
+}  // extern "C"

@@ -1,0 +1,27 @@
+// The threads that kernels share.
+#pragma once
+
+#include <cstddef>
+
+namespace shoal {
+
+// Calls body(task) for every task in [0, tasks), on the pool's threads and the caller's; returns when all are done.
+// Tasks are handed out one by one, so that a thread that the system has taken off its core delays no more than the
+// task it holds. A second caller at the same time, and a call from within a task, does all its tasks itself.
+using Body = void (*)(void* context, std::size_t task);
+void run_tasks(std::size_t tasks, Body body, void* context);
+
+template <class F>
+void parallel(std::size_t tasks, F&& body) {
+    run_tasks(
+        tasks, [](void* context, std::size_t task) { (*static_cast<F*>(context))(task); },
+        const_cast<void*>(static_cast<const void*>(&body)));
+}
+
+// Threads that take part, the caller's included; and for how long an idle one looks for work before it sleeps.
+// The threads run where the process may run and are not bound to single cores: on a host with neighbours, a thread
+// bound to a core that somebody else has taken would hold up all others.
+void set_pool(int threads, long spin_ns);
+int pool_threads();
+
+}  // namespace shoal
