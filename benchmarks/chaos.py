@@ -1,4 +1,4 @@
-"""Ten minutes of chaos over a real fleet, its figures printed: `python benchmarks/chaos.py [SECONDS [REPLICAS [SEED]]]`.
+"""Ten minutes of chaos over a real fleet, with figures: `python benchmarks/chaos.py [SECONDS [REPLICAS [SEED]]]`.
 
 Three replicas of a tiny random-weight model under closed-loop load are killed (SIGKILL), stopped (SIGSTOP), slowed,
 cut off and garbled at random, one logs onto a full disk. Every answer is compared with the one given at peace.
@@ -29,7 +29,8 @@ async def main(seconds: float, replicas: int, seed: int) -> int:
             print("the books balance: every lease released once, no engine holds anything")
             for problem in report.problems:
                 print(f"PROBLEM: {problem}")
-            print(json.dumps({"answers": report.answers, "faults": report.faults, "problems": len(report.problems)}))
+            counts = {"answers": report.answers, "faults": report.faults, "problems": len(report.problems)}
+            print(json.dumps(counts))
             return 1 if report.problems else 0
 
 

@@ -49,12 +49,30 @@ def _serve(setup: "object", sock: socket.socket) -> None:
     assert isinstance(setup, ReplicaSetup)
 
     async def serve() -> None:
-        replica = Replica(setup.engine, setup.server, setup.name)
+        if setup.tracing:
+            from shoal.observe.traces import EngineTraces
+
+            traces = EngineTraces()
+            replica = Replica(
+                setup.engine, setup.server, setup.name, observers=[traces.observer], around=traces.around
+            )
+        else:
+            replica = Replica(setup.engine, setup.server, setup.name)
         with signals_stop(replica):
             await replica.run(sock)
 
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(serve())
+    if setup.tracing:
+        from shoal.observe.traces import set_up
+
+        set_up("shoal-engine")
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(serve())
+    finally:
+        if setup.tracing:
+            from shoal.observe.traces import shut_down
+
+            shut_down()
 
 
 if __name__ == "__main__":

@@ -207,8 +207,9 @@ class FleetService:
         except ConfigError as error:
             log.error("the configuration stays as it is: %s", error)
             return
-        if config.listen != self.config.listen:
-            log.warning("listen: a change needs a restart")
+        for name in ("listen", "tracing", "breaker"):
+            if getattr(config, name) != getattr(self.config, name):
+                log.warning("%s: a change needs a restart of the fleet", name)
         if bool(config.keys) != bool(self.config.keys):
             log.warning("keys: replicas learn whether there are any when they are started; renew or restart them")
         if config.health != self.config.health:

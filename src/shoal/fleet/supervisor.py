@@ -2,7 +2,7 @@
 
     wanted (fleet.yaml) ─► apply ─► units: start, prove, watch, start again, drain, end ─► registry ─► router
 
-A pool whose options changed is renewed one replica at a time. Of several, it goes first and its neighbours carry on;
+A pool whose options changed is renewed one replica at a time. Of several, it goes first and the others carry on;
 the only one of a pool has its successor there before it goes. Requests never see it.
 """
 
@@ -86,6 +86,7 @@ class Supervisor:
             # The engine alone would take a quarter of what is free; together they take half.
             kv_share=0.5 / config.local_replicas if config.local_replicas > 1 else None,
             secret=self._secret,
+            tracing=config.tracing,
         )
 
     def _add(self, pool: Pool) -> Unit:

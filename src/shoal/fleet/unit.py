@@ -52,6 +52,7 @@ class Site:
     threads: int
     kv_share: float | None
     secret: str | None
+    tracing: bool = False
 
 
 class Gate:
@@ -218,6 +219,7 @@ class Unit:
                 kv_share=self._site.kv_share,
                 api_key=self._site.secret,
                 events_port=events,
+                tracing=self._site.tracing,
             )
             command = self._dialect.command(order)
             self.url = f"http://127.0.0.1:{port}"

@@ -1,25 +1,33 @@
 """OpenTelemetry traces across gateway and engine: off unless asked for, and free when off.
 
-    client ─traceparent─► gateway span ─traceparent─► engine span
-                          (queue, replica, reason,     (queue, prefill, decode as child spans)
-                           hit, outcome, attempts)
+    client ─traceparent─► gateway span ─traceparent─► engine span ─► queue · prefill · decode
+                          (decisions, legs, hits,     (tokens, finish)
+                           outcome, attempts)
 
-Configured by the standard variables (`OTEL_EXPORTER_OTLP_ENDPOINT` and the like); `pip install 'shoal[otel]'`.
+Exported over OTLP/HTTP as the standard variables say (`OTEL_EXPORTER_OTLP_ENDPOINT` and the like). Spans hold no
+prompt and no answer.
 """
 
+import threading
+import time
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from shoal.engine.outputs import RequestTimings, StepStats
 from shoal.fleet.gateway import RequestRecord
 from shoal.fleet.gateway.record import Observers
 from shoal.policy.outcomes import Outcome
 from shoal.policy.routing import Decision
 
 if TYPE_CHECKING:
+    from opentelemetry.context import Context
     from opentelemetry.trace import Span, Tracer
 
 _PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+_MOST = 10_000
+"""Spans remembered at a time at most."""
 
 
 class MissingOtel(ValueError):
@@ -27,7 +35,7 @@ class MissingOtel(ValueError):
 
 
 def set_up(service: str) -> None:
-    """Export spans over OTLP/HTTP from now on, as the environment says. Raises `MissingOtel`."""
+    """Export spans from now on, as the environment says. Raises `MissingOtel`."""
     try:
         from opentelemetry import trace
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -53,35 +61,32 @@ def shut_down() -> None:
 class Traced:
     """ASGI application around another: a span a request, whose context the inner one sees as `traceparent`."""
 
-    def __init__(self, app: ASGIApp, tracer: "Tracer", name: str) -> None:
+    def __init__(self, app: ASGIApp, tracer: "Tracer", name: str, live: "LiveSpans") -> None:
         self._app = app
         self._tracer = tracer
         self._name = name
-        self._spans: dict[str, Span] = {}
-        """By the traceparent that was given on."""
+        self._live = live
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] not in _PATHS:
             await self._app(scope, receive, send)
             return
-        from opentelemetry.trace import SpanKind, Status, StatusCode
+        from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         propagator = TraceContextTextMapPropagator()
+        carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         span = self._tracer.start_span(
             f"{self._name} {scope['path']}", context=propagator.extract(carrier), kind=SpanKind.SERVER
         )
-        given: dict[str, str] = {}
-        from opentelemetry.trace import set_span_in_context
+        own: dict[str, str] = {}
+        propagator.inject(own, context=set_span_in_context(span))
+        headers = [(n, v) for n, v in scope["headers"] if n not in (b"traceparent", b"tracestate")]
+        headers += [(name.encode(), value.encode()) for name, value in own.items()]
+        names = (own.get("traceparent", ""), carrier.get("x-request-id", ""))
+        self._live.add(span, names)
 
-        propagator.inject(given, context=set_span_in_context(span))
-        kept = [(n, v) for n, v in scope["headers"] if n not in (b"traceparent", b"tracestate")]
-        kept += [(name.encode(), value.encode()) for name, value in given.items()]
-        parent = given.get("traceparent", "")
-        self._spans[parent] = span
-
-        async def watched(message: Any) -> None:
+        async def watched(message: Message) -> None:
             if message["type"] == "http.response.start":
                 span.set_attribute("http.response.status_code", message["status"])
                 if message["status"] >= 500:
@@ -89,15 +94,44 @@ class Traced:
             await send(message)
 
         try:
-            await self._app({**scope, "headers": kept}, receive, watched)
+            await self._app({**scope, "headers": headers}, receive, watched)
         finally:
-            self._spans.pop(parent, None)
+            self._live.remove(names)
             span.end()
 
-    # As an observer of the gateway inside.
+
+class LiveSpans:
+    """Spans by the names under which others will speak of them. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._spans: OrderedDict[str, Span] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def add(self, span: "Span", names: tuple[str, ...]) -> None:
+        with self._lock:
+            for name in filter(None, names):
+                self._spans[name] = span
+            while len(self._spans) > _MOST:
+                self._spans.popitem(last=False)
+
+    def remove(self, names: tuple[str, ...]) -> None:
+        with self._lock:
+            for name in names:
+                self._spans.pop(name, None)
+
+    def get(self, name: str) -> "Span | None":
+        with self._lock:
+            return self._spans.get(name)
+
+
+class GatewayTraces:
+    """What the gateway tells of a request becomes part of its span."""
+
+    def __init__(self, live: LiveSpans) -> None:
+        self._live = live
 
     def on_decision(self, record: RequestRecord, decision: Decision) -> None:
-        if (span := self._spans.get(record.traceparent)) is not None:
+        if (span := self._live.get(record.traceparent)) is not None:
             span.add_event(
                 "decision",
                 {
@@ -109,14 +143,14 @@ class Traced:
             )
 
     def on_leg(self, record: RequestRecord, replica: str, outcome: Outcome) -> None:
-        if (span := self._spans.get(record.traceparent)) is not None:
+        if (span := self._live.get(record.traceparent)) is not None:
             span.add_event("leg ended", {"shoal.replica": replica, "shoal.outcome": str(outcome)})
 
     def on_distrust(self, replica: str, trust: float) -> None:
         pass
 
     def on_finished(self, record: RequestRecord) -> None:
-        span = self._spans.get(record.traceparent)
+        span = self._live.get(record.traceparent)
         if span is None:
             return
         span.set_attributes(
@@ -137,10 +171,55 @@ class Traced:
                 span.set_attribute(name, at - record.arrived)
 
 
-def traced(app: ASGIApp, observers: Observers) -> ASGIApp:
+def traced(gateway: ASGIApp, observers: Observers) -> ASGIApp:
     """The gateway with spans around it."""
     from opentelemetry import trace
 
-    around = Traced(app, trace.get_tracer("shoal"), "gateway")
-    observers.all.append(around)
-    return around
+    live = LiveSpans()
+    observers.all.append(GatewayTraces(live))
+    return Traced(gateway, trace.get_tracer("shoal"), "gateway", live)
+
+
+class EngineTraces:
+    """A replica's side: `around` its application, `observer` of its engine."""
+
+    def __init__(self) -> None:
+        from opentelemetry import trace
+
+        self._tracer = trace.get_tracer("shoal")
+        self._live = LiveSpans()
+        self.observer = self
+
+    def around(self, app: ASGIApp) -> ASGIApp:
+        return Traced(app, self._tracer, "engine", self._live)
+
+    def on_step(self, stats: StepStats) -> None:
+        pass
+
+    def on_finished(self, timings: RequestTimings) -> None:
+        """From the engine's thread: its request id is the client's with a suffix."""
+        span = self._live.get(timings.request_id.rpartition("-")[0])
+        if span is None:
+            return
+        from opentelemetry.trace import set_span_in_context
+
+        within = set_span_in_context(span)
+        span.set_attributes(
+            {
+                "gen_ai.usage.input_tokens": timings.prompt_tokens,
+                "gen_ai.usage.output_tokens": timings.generated_tokens,
+                "gen_ai.response.finish_reasons": (timings.finish_reason,),
+                "shoal.cached_tokens": timings.cached_tokens,
+            }
+        )
+        self._part("queue", within, timings.arrival, timings.first_scheduled)
+        self._part("prefill", within, timings.first_scheduled, timings.first_token)
+        self._part("decode", within, timings.first_token, timings.finish)
+
+    def _part(self, name: str, within: "Context", start: float | None, end: float | None) -> None:
+        if start is None or end is None:
+            return
+        # The engine's clock is monotonic, a span's is that of the wall.
+        offset = time.time_ns() - int(time.monotonic() * 1e9)
+        part = self._tracer.start_span(name, context=within, start_time=offset + int(start * 1e9))
+        part.end(offset + int(end * 1e9))

@@ -166,6 +166,8 @@ class Order:
     api_key: str | None
     events_port: int | None
     """Where it shall publish KV events; the port after it is for replays."""
+    tracing: bool = False
+    """Whether it shall export spans."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,7 @@ class Shoal:
             server=ServerOptions(port=order.port, api_key=order.api_key, drain_seconds=DRAIN_SECONDS),
             name=order.pool.models[0],
             listener=order.listener.fileno(),
+            tracing=order.tracing,
         )
         return Command(
             argv=(order.pool.executable or sys.executable, "-P", "-m", "shoal.cli.replica"),

@@ -1,5 +1,6 @@
 """vLLM: metrics under `vllm:`, KV events over ZeroMQ; started by its module, as its command may lack metadata."""
 
+import os
 import signal
 
 import msgspec
@@ -47,6 +48,8 @@ class Vllm:
                 "replay_endpoint": f"tcp://127.0.0.1:{order.events_port + 1}",
             }
             argv += ["--kv-events-config", msgspec.json.encode(events).decode()]
+        if order.tracing:
+            argv += ["--otlp-traces-endpoint", os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4317")]
         # The cached prompt tokens are what predictions are checked against.
         argv += ["--enable-prompt-tokens-details", *flags(pool.options)]
         environment = {"OMP_NUM_THREADS": str(order.threads), **pool.environment}
