@@ -17,7 +17,7 @@ from shoal.engine.kv.cache import KvCache, kv_block_bytes
 from shoal.engine.models import build_model
 from shoal.engine.models.decoder import CausalLM
 from shoal.engine.options import EngineOptions
-from shoal.engine.parallel.mesh import Mesh
+from shoal.engine.parallel.mesh import Mesh, MeshSpec
 from shoal.engine.parallel.placement import held
 from shoal.engine.rank import join
 from shoal.engine.rendezvous import Launched
@@ -56,7 +56,7 @@ def load_engine(options: EngineOptions, observer: Observer | None = None) -> tup
         budget = loaded.budget
         executor = InProcessExecutor(loaded.worker(budget.num_blocks))
     else:
-        Layout(tp=mesh.tp, pp=mesh.pp, ep=mesh.ep, dp=mesh.dp, cp=mesh.cp).validate(spec)
+        _check_layout(mesh, spec)
         # The ranks compute; this process only decides and must not take their cores.
         torch.set_num_threads(1)
         executor = ProcessExecutor.start(options, found.path, cores=usable_cores())
@@ -103,6 +103,13 @@ def _publisher(options: EngineOptions, executor: Executor) -> KvEventSink | None
     except EngineError:
         executor.close()
         raise
+
+
+def _check_layout(mesh: MeshSpec, spec: ModelSpec) -> None:
+    """Raises SpecError with the rules that the layout breaks. Columns of an expert are dealt unevenly here."""
+    layout = Layout(tp=mesh.tp, pp=mesh.pp, ep=mesh.ep, dp=mesh.dp, cp=mesh.cp)
+    if any(problem.rule != "expert-width" for problem in layout.problems(spec)):
+        layout.validate(spec)
 
 
 def _balancer(options: EngineOptions, spec: ModelSpec) -> ExpertBalancer | None:

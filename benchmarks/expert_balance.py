@@ -1,0 +1,128 @@
+"""Tokens a second of a mixture of experts whose router has favourites: experts left where they are, and balanced.
+
+    python benchmarks/expert_balance.py [--ranks 2] [--rounds 3]
+
+Random weights in the shape of DeepSeek-V3, small. A bias has every row choose two experts of the first rank.
+Either way one slot a rank is spare and loads are measured; only one of the two lets experts move. The same prompts
+run in turn, and each run's first pass warms up and lets the balancer act. Needs as many idle cores as ranks.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from shoal import LLM, SamplingParams
+from shoal.engine.models import build_model
+from shoal.policy.experts import ExpertBalancer
+from shoal.specs import load_model_spec
+
+VOCAB = 512
+CONFIG = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "vocab_size": VOCAB,
+    "hidden_size": 384,
+    "intermediate_size": 768,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 4,
+    "first_k_dense_replace": 0,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+    "q_lora_rank": 96,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "n_routed_experts": 16,
+    "n_shared_experts": 0,
+    "num_experts_per_tok": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "max_position_embeddings": 1024,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+WINDOW = 8
+"""Steps."""
+
+
+@dataclass(frozen=True)
+class Run:
+    tokens_per_second: float
+    imbalance: float
+    """Busiest rank over mean, mean over layers, in the last window."""
+    moves: int
+    answers: list[tuple[int, ...]]
+
+
+def write_model(directory: Path, favour: float) -> None:
+    """A checkpoint with random weights whose routers favour the first two experts."""
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    spec = load_model_spec(directory)
+    torch.manual_seed(0)
+    weights = {}
+    for name, target in build_model(spec, torch.float32, torch.device("cpu")).targets().items():
+        weights[name] = torch.randn(target.shape) * (1.0 if len(target.shape) == 1 else target.shape[-1] ** -0.5)
+        if name.endswith("e_score_correction_bias"):
+            weights[name].mul_(0.05)[:2] += favour
+    save_file(weights, directory / "model.safetensors")
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w3"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.save(str(directory / "tokenizer.json"))
+
+
+def run(directory: Path, ranks: int, streams: int, balanced: bool) -> Run:
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(3, VOCAB, (32,), generator=generator).tolist() for _ in range(2 * streams)]
+    params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
+    options = {"ep": ranks, "threads": 1, "max_num_seqs": streams, "spare_experts": 1, "balance_steps": WINDOW}
+    with LLM(str(directory), **options, prefix_caching=False) as llm:
+        core = llm._core
+        assert core.balancer is not None
+        if not balanced:
+            core.balancer = ExpertBalancer(core.balancer.placements, WINDOW, min_gain=1.0)
+        llm.generate(prompts, params, use_tqdm=False)
+        start = time.perf_counter()
+        results = llm.generate(prompts, params, use_tqdm=False)
+        seconds = time.perf_counter() - start
+        answers = [result.outputs[0].token_ids for result in results]
+        even = statistics.mean(core.balancer.imbalance)
+        return Run(sum(map(len, answers)) / seconds, even, core.balancer.moves, answers)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--streams", type=int, default=16, help="lanes share them")
+    parser.add_argument("--favour", type=float, default=2.0, help="bias of the two favourites")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        write_model(directory, arguments.favour)
+        runs: dict[bool, list[Run]] = {False: [], True: []}
+        for _ in range(arguments.rounds):
+            for balanced in (False, True):
+                runs[balanced].append(run(directory, arguments.ranks, arguments.streams, balanced))
+    print(f"{'experts':>10} {'tok/s':>8} {'low':>8} {'high':>8} {'busiest/mean':>13} {'moves':>6}")
+    for balanced, label in ((False, "stay"), (True, "move")):
+        speeds = [one.tokens_per_second for one in runs[balanced]]
+        last = runs[balanced][-1]
+        print(
+            f"{label:>10} {statistics.median(speeds):8.1f} {min(speeds):8.1f} {max(speeds):8.1f} "
+            f"{last.imbalance:13.2f} {last.moves:6d}"
+        )
+    same = sum(a == b for a, b in zip(runs[False][0].answers, runs[True][0].answers, strict=True))
+    print(f"answers that are the same token for token: {same} of {len(runs[True][0].answers)}")
+
+
+if __name__ == "__main__":
+    main()
