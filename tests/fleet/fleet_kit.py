@@ -63,11 +63,11 @@ class Served:
 
     def complete(self, prompt: str, tokens: int, **fields: Any) -> httpx.Response:
         body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-        return httpx.post(f"{self.url}/v1/completions", json=body | fields, timeout=60, trust_env=False)
+        return httpx.post(f"{self.url}/v1/completions", json=body | fields, timeout=300, trust_env=False)
 
     def stream(self, prompt: str, tokens: int, on_chunk: Any = None, **fields: Any) -> Stream:
         body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-        request = {"json": body | {"stream": True} | fields, "timeout": 60}
+        request = {"json": body | {"stream": True} | fields, "timeout": 300}
         text, done, error = "", False, None
         with (
             httpx.Client(base_url=self.url, trust_env=False, verify=False) as client,
@@ -89,7 +89,9 @@ class Served:
 
 
 @contextlib.contextmanager
-def fleet_process(*arguments: str, home: Path, until: str = "Ctrl-C stops", check: bool = True) -> Iterator[Served]:
+def fleet_process(
+    *arguments: str, home: Path, until: str = "Ctrl-C stops", check: bool = True, seconds: float = 110
+) -> Iterator[Served]:
     """`shoal serve ARGUMENTS` on a free port, ready. At the end it is told to stop and must leave no process."""
     command = [sys.executable, "-m", "shoal.cli", "serve", *arguments, "--port", "0"]
     environment = {
@@ -108,7 +110,7 @@ def fleet_process(*arguments: str, home: Path, until: str = "Ctrl-C stops", chec
     reader.start()
     served = Served(process, "", output, home)
     try:
-        eventually(lambda: until in served.said() or process.poll() is not None, "the fleet is ready", 110)
+        eventually(lambda: until in served.said() or process.poll() is not None, "the fleet is ready", seconds)
         assert process.poll() is None, served.said()
         found = re.search(r"https?://127\.0\.0\.1:\d+(?=/v1)", served.said())
         served.url = found.group(0) if found else ""

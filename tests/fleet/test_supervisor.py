@@ -1,4 +1,4 @@
-"""A fleet of two real replicas: what it says; what happens when one dies or hangs, is renewed, or all is stopped."""
+"""A fleet of two real replicas: what it says; what happens when one dies, hangs or is renewed, or all is over."""
 
 import json
 import os

@@ -70,9 +70,19 @@ class Gauges:
         return self._labels.get(name, {})
 
 
+class _Meta(msgspec.Struct):
+    n_ctx: int | None = None
+
+
 class _Served(msgspec.Struct):
     id: str
     max_model_len: int | None = None
+    meta: _Meta | None = None
+    """llama.cpp's place for it."""
+
+    @property
+    def length(self) -> int:
+        return self.max_model_len or (self.meta.n_ctx if self.meta is not None else None) or 0
 
 
 class _ServedList(msgspec.Struct):
@@ -142,7 +152,7 @@ class HttpAdapter:
             served = msgspec.json.decode(answer, type=_ServedList).data
         except msgspec.MsgspecError:
             return 0
-        lengths = {card.id: card.max_model_len or 0 for card in served}
+        lengths = {card.id: card.length for card in served}
         return lengths.get(model, 0)
 
     def close(self) -> None:

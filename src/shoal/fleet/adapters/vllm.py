@@ -52,7 +52,9 @@ class Vllm:
             argv += ["--otlp-traces-endpoint", os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4317")]
         # The cached prompt tokens are what predictions are checked against.
         argv += ["--enable-prompt-tokens-details", *flags(pool.options)]
-        environment = {"OMP_NUM_THREADS": str(order.threads), **pool.environment}
+        # vLLM's CPU backend pins threads to cores, every server to the same ones, unless told otherwise.
+        threads = {"OMP_NUM_THREADS": str(order.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        environment = {**threads, **pool.environment}
         if order.api_key is not None:
             environment["VLLM_API_KEY"] = order.api_key
         order.listener.close()
