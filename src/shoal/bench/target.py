@@ -241,6 +241,9 @@ class Target:
 
     async def _tokenize(self, body: dict[str, Any]) -> _Tokens | None:
         status, raw = await self._small(b"POST", b"/tokenize", _encode(body))
+        if status in (500, 502, 503):
+            # A server that is still loading must not be taken for one without a tokenizer.
+            raise BenchError(f"{self.options.url}/tokenize: HTTP {status}: {error_text(raw)}; is it ready?")
         if status != 200:
             return None
         try:
@@ -261,7 +264,8 @@ class Target:
                 return
             self.takes_ids = False
         if want_ids and self.options.prompt_form == "ids":
-            raise BenchError(f"{self.options.url} takes no prompts of token ids; use --prompt text")
+            why = "takes no prompts of token ids" if self.token_pool else "has no /tokenize to draw token ids from"
+            raise BenchError(f"{self.options.url} {why}; use --prompt text")
         reply = await self.send(self.body(plain, 2), _PROBE_SECONDS)
         if reply.outcome is Outcome.CLIENT_ERROR and self.ignores_eos:
             self.ignores_eos = False

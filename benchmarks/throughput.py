@@ -1,0 +1,211 @@
+"""Tokens a second of SmolLM2-135M: Shoal beside vLLM, Transformers and llama.cpp, interleaved in one run.
+
+    python benchmarks/throughput.py [--streams 1,8,32] [--rounds 5] [--mode offline,http] [--append FILE]
+
+Offline: `streams` prompts of random tokens are handed over at once; tokens/s is all new tokens ÷ seconds until
+the last one, prefill included. HTTP: as many streaming requests at once, from `shoal bench`; tokens/s likewise.
+Every round runs every engine once with the same prompts (new ones each round), in an order that turns. Ratios
+are geometric means of the rounds' ratios with Student's 95 % interval. An engine that isn't there is named and
+left out.
+
+Peers are found by options or environment: BENCH_VLLM_PYTHON, BENCH_LLAMACPP_PYTHON (an interpreter each).
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from machine import append, describe
+from peers.convert import as_safetensors
+from peers.engines import KINDS, WEIGHTS, Absent, Kind, Offline, Served, Setting
+from shoal.bench.lengths import LengthDraw
+from shoal.bench.load import Shape, at_times, made_up
+from shoal.bench.run import Runner, RunOptions
+from shoal.bench.stats import ratio_estimate
+from shoal.bench.target import Target, TargetOptions
+
+VOCABULARY = 49_000
+"""Ids below SmolLM2's 49,152, its special tokens (the first twenty) left out."""
+FIRST_PLAIN = 20
+HTTP: tuple[Kind, ...] = ("shoal", "vllm")
+
+Measure = Callable[[int, int], float]
+"""(streams, round) → tokens a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    prompt: int
+    new: int
+    seed: int
+
+
+@dataclass(slots=True)
+class Table:
+    """Rates by (engine, streams), one a round."""
+
+    mode: str
+    rates: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+
+
+def prompts(work: Work, streams: int, number: int) -> list[list[int]]:
+    """Random ids, the same for every engine in a round, different in every round."""
+    rng = np.random.default_rng([work.seed, streams, number + 1])
+    return rng.integers(FIRST_PLAIN, VOCABULARY, size=(streams, work.prompt)).tolist()
+
+
+def offline_measure(engine: Offline, work: Work) -> Measure:
+    def measure(streams: int, number: int) -> float:
+        seconds, tokens = engine.generate(prompts(work, streams, number), work.new)
+        if tokens != streams * work.new:
+            raise Absent(f"{engine.kind}: gave {tokens} tokens where {streams * work.new} were asked for")
+        return tokens / seconds
+
+    return measure
+
+
+def http_measure(server: Served, work: Work) -> Measure:
+    def measure(streams: int, number: int) -> float:
+        return asyncio.run(_burst(server.url, work, streams, number))
+
+    return measure
+
+
+async def _burst(url: str, work: Work, streams: int, number: int) -> float:
+    shape = Shape(LengthDraw("fixed", work.prompt), LengthDraw("fixed", work.new))
+    load = at_times(made_up(shape, streams, work.seed, f"{streams}/{number}"), "burst", 1.0, work.seed)
+    async with await Target.open(TargetOptions(url, prompt_form="ids")) as target:
+        done = await Runner(target, RunOptions(seed=work.seed)).run(load)
+    failed = [r.error for r in done.records if not r.ok]
+    if failed:
+        raise Absent(f"{len(failed)} of {streams} requests failed: {failed[0]}")
+    return sum(r.output_tokens for r in done.records) / max(r.ended for r in done.records)
+
+
+def run(mode: str, engines: dict[Kind, Measure], streams: Sequence[int], rounds: int) -> Table:
+    """All rounds. An engine that fails is dropped, with its reason, from then on."""
+    table = Table(mode)
+    for count in streams:
+        for number in range(-1, rounds):
+            order = list(engines)
+            turn = number % max(1, len(order))
+            for kind in order[turn:] + order[:turn]:
+                if kind in table.lost:
+                    continue
+                try:
+                    rate = engines[kind](count, number)
+                except Absent as error:
+                    table.lost[kind] = str(error)
+                    continue
+                # The first pass of a size warms caches and allocators up and doesn't count.
+                if number >= 0:
+                    table.rates.setdefault((kind, count), []).append(rate)
+                    print(
+                        f"  {mode} {count:3} streams, round {number + 1}: {kind:<13} {rate:8.1f} tokens/s",
+                        flush=True,
+                    )
+    return table
+
+
+def markdown(table: Table, streams: Sequence[int]) -> str:
+    """Rates and Shoal's ratio to each peer."""
+    kinds = [k for k in KINDS if any((k, s) in table.rates for s in streams)]
+    names = [f"{k} ({WEIGHTS[k]})" for k in kinds] + [f"shoal ÷ {k}" for k in kinds if k != "shoal"]
+    head = f"| streams | {' | '.join(names)} |"
+    rows = [f"{table.mode}, tokens/s (mean of rounds):\n", head, "|---" * (len(names) + 1) + "|"]
+    for count in streams:
+        own = table.rates.get(("shoal", count), [])
+        cells = [str(count)]
+        cells += [f"{np.mean(r):.1f}" if (r := table.rates.get((k, count))) else "–" for k in kinds]
+        cells += [ratio(own, table.rates.get((k, count), [])) for k in kinds if k != "shoal"]
+        rows.append("| " + " | ".join(cells) + " |")
+    rows += [f"\nLeft out: {kind}: {why}" for kind, why in table.lost.items()]
+    return "\n".join(rows)
+
+
+def ratio(own: Sequence[float], other: Sequence[float]) -> str:
+    pairs = [a / b for a, b in zip(own, other, strict=False)]
+    if not pairs:
+        return "–"
+    e = ratio_estimate(pairs)
+    return f"{e.value:.2f}" + ("" if e.low is None else f" [{e.low:.2f}, {e.high:.2f}]")
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", default="1,8,32", help="comma-separated")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
+    parser.add_argument("--new", type=int, default=128, help="new tokens")
+    parser.add_argument("--mode", default="offline,http")
+    parser.add_argument("--engines", default=",".join(KINDS))
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--model", default="smollm2-135m", help="catalogued model that is a GGUF file")
+    parser.add_argument("--vllm-python", default=os.environ.get("BENCH_VLLM_PYTHON", "/opt/peers/vllm/bin/python"))
+    llama = os.environ.get("BENCH_LLAMACPP_PYTHON", "/opt/peers/llamacpp/bin/python")
+    parser.add_argument("--llamacpp-python", default=llama)
+    parser.add_argument("--logs", type=Path, default=Path("/tmp/shoal-bench"))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--append", type=Path, help="Markdown file that gets a dated entry")
+    return parser.parse_args()
+
+
+def setting(asked: argparse.Namespace) -> Setting:
+    from shoal.engine.sources import resolve_model
+
+    asked.logs.mkdir(parents=True, exist_ok=True)
+    gguf = resolve_model(asked.model).path
+    peers = Path(asked.vllm_python), Path(asked.llamacpp_python)
+    return Setting(gguf, as_safetensors(gguf), asked.threads, *peers, asked.logs)
+
+
+def main() -> None:
+    asked = options()
+    shared, work = setting(asked), Work(asked.prompt, asked.new, asked.seed)
+    streams = [int(s) for s in asked.streams.split(",")]
+    wanted: list[Kind] = [k for k in KINDS if k in asked.engines.split(",")]
+    facts = describe()
+    lost: dict[str, str] = {}
+    tables = []
+    for mode in asked.mode.split(","):
+        with contextlib.ExitStack() as stack:
+            engines: dict[Kind, Measure] = {}
+            for kind in wanted if mode == "offline" else [k for k in wanted if k in HTTP]:
+                try:
+                    print(f"starting {kind} ({mode})", flush=True)
+                    if mode == "offline":
+                        engine = Offline(kind, shared)
+                        stack.callback(engine.close)
+                        engines[kind] = offline_measure(engine, work)
+                        versions = ", ".join(f"{n} {v}" for n, v in engine.facts.items())
+                        facts.append((kind, f"{versions}; loaded in {engine.load_seconds:.1f} s"))
+                    else:
+                        server = Served(kind, shared)
+                        stack.callback(server.close)
+                        engines[kind] = http_measure(server, work)
+                except Absent as error:
+                    lost[f"{kind} ({mode})"] = str(error)
+                    print(f"left out: {error}", flush=True)
+            tables.append(run(mode, engines, streams, asked.rounds))
+    facts.append(("command", shlex.join(["python", *sys.argv])))
+    facts.append(
+        ("work", f"{work.prompt}-token random prompts, {work.new} new tokens, greedy, {asked.threads} threads")
+    )
+    body = "\n\n".join(markdown(t, streams) for t in tables)
+    body += "".join(f"\n\nLeft out: {kind}: {why}" for kind, why in lost.items())
+    print("\n" + "\n".join(f"{n}: {v}" for n, v in facts) + "\n\n" + body)
+    if asked.append:
+        append(asked.append, f"Throughput, {facts[0][1][:10]}", facts, body)
+
+
+if __name__ == "__main__":
+    main()
