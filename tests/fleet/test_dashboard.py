@@ -1,6 +1,8 @@
 """The dashboard: what `/` and `/api/fleet` say of a fleet and of a single replica, and how it looks."""
 
+import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -138,3 +140,19 @@ class browser_page:
     def __exit__(self, *exception: object) -> None:
         self._browser.close()
         self._playwright.stop()
+
+
+def test_the_grafana_dashboard_asks_for_metrics_that_there_are(pair: Served) -> None:
+    """Every metric that a panel names is served, by its name and with the labels that the panel uses."""
+    root = Path(__file__).parents[2]
+    panels = json.loads((root / "src" / "shoal" / "observe" / "grafana.json").read_text())["panels"]
+    text = httpx.get(f"{pair.url}/metrics", trust_env=False).text
+    known = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
+    asked = {name for p in panels for t in p["targets"] for name in re.findall(r"shoal_fleet_\w+", t["expr"])}
+    assert len(panels) > 10
+    for name in asked:
+        assert {name, name.removesuffix("_bucket"), name.removesuffix("_total")} & known, name
+    labels = set(re.findall(r'(\w+)="', text))
+    grouped = {label for p in panels for t in p["targets"] for by in re.findall(r"by \(([^)]*)\)", t["expr"])
+               for label in by.split(", ")}  # fmt: skip
+    assert grouped - {"le"} <= labels
