@@ -13,14 +13,19 @@ async def test_case_01_a_shared_prompt_is_spread() -> None:
             engine.prefill_rate = 20_000
         # Someone warms one replica first: it now looks best to everybody.
         await f.post(f.chat("warm") | {"messages": [{"role": "system", "content": SYSTEM}]})
+        waves = []
         for wave in range(2):
+            before = f.counts()
             users = [{"role": "user", "content": f"{wave}-{i} why?"} for i in range(32)]
             bodies = [
                 f.chat(max_tokens=30) | {"messages": [{"role": "system", "content": SYSTEM}, u]} for u in users
             ]
             answers = await asyncio.gather(*(f.post(body) for body in bodies))
             assert {a.status_code for a in answers} == {200}
-        counts = f.counts()
-        assert max(counts) <= 2 * 65 / 8, counts
-        assert min(counts) >= 1, counts
+            waves.append([now - then for now, then in zip(f.counts(), before, strict=True)])
+        # The warm replica may take what waiting there costs less than reading the prompt anew, and no more.
+        assert max(waves[0]) <= 32 / 2, waves
+        # Now all are warm, and nothing speaks for any of them.
+        assert max(waves[1]) <= 3 * 32 / 8, waves
+        assert min(f.counts()) >= 2, waves
         f.check()
