@@ -49,7 +49,10 @@ class Vllm:
             }
             argv += ["--kv-events-config", msgspec.json.encode(events).decode()]
         if order.tracing:
-            argv += ["--otlp-traces-endpoint", os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4317")]
+            argv += [
+                "--otlp-traces-endpoint",
+                os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4317"),
+            ]
         # The cached prompt tokens are what predictions are checked against.
         argv += ["--enable-prompt-tokens-details", *flags(pool.options)]
         # vLLM's CPU backend pins threads to cores, every server to the same ones, unless told otherwise.
