@@ -35,7 +35,7 @@ def reference(path: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
 
 
-@pytest.fixture(scope="module", params=["smollm2", "gemma3"])
+@pytest.fixture(scope="module", params=["smollm2", pytest.param("gemma3", marks=pytest.mark.slow)])
 def real(request: pytest.FixtureRequest) -> Path:
     return Path(request.getfixturevalue(f"{request.param}_path"))
 
