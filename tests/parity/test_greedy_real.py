@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from parity.enginekit import assert_greedy, greedy
+from parity.hf import from_gguf
 from shoal import LLM
 
 pytestmark = [pytest.mark.realmodel, pytest.mark.timeout(1500)]
@@ -29,12 +29,6 @@ def texts(count: int) -> list[str]:
     return [opening + turn for turn in TURNS for opening in OPENINGS][:count]
 
 
-def reference(path: Path) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
-
-
 @pytest.fixture(scope="module", params=["smollm2", pytest.param("gemma3", marks=pytest.mark.slow)])
 def real(request: pytest.FixtureRequest) -> Path:
     return Path(request.getfixturevalue(f"{request.param}_path"))
@@ -51,7 +45,7 @@ def llm(real: Path) -> Iterator[LLM]:
 def test_greedy_answers_are_those_of_transformers(real: Path, llm: LLM, count: int, tokens: int) -> None:
     prompts = [llm.tokenizer.encode(text) for text in texts(count)]
     answers = greedy(llm, prompts, tokens)
-    model = reference(real)
+    model = from_gguf(real)
     for prompt, answer in zip(prompts, answers, strict=True):
         assert len(answer) == tokens
         assert_greedy(model, prompt, answer)

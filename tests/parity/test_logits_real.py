@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from parity.direct import Direct, relative_error
+from parity.hf import from_gguf
 from shoal.engine.weights import open_weights
 
 pytestmark = pytest.mark.realmodel
@@ -21,10 +21,7 @@ def path(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(path: Path) -> Any:
-    pytest.importorskip("accelerate", reason="Transformers reads GGUF through accelerate")
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    return from_gguf(path)
 
 
 def test_tensors_equal_transformers_dequantized(path: Path, reference: Any) -> None:
