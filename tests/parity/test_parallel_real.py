@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from parity.enginekit import assert_greedy, greedy
+from parity.hf import from_gguf
 from shoal import LLM, SamplingParams
 from shoal.engine.sampling.params import GuidedParams
 
@@ -25,11 +25,7 @@ def check(request: pytest.FixtureRequest) -> Callable[[Path, LLM], None]:
 
     def against_transformers(path: Path, llm: LLM) -> None:
         if path not in models:
-            from transformers import AutoModelForCausalLM
-
-            models[path] = AutoModelForCausalLM.from_pretrained(
-                path.parent, gguf_file=path.name, dtype=torch.float32
-            ).eval()
+            models[path] = from_gguf(path)
         prompts = [llm.tokenizer.encode(text) for text in PROMPTS]
         for prompt, answer in zip(prompts, greedy(llm, prompts, NEW), strict=True):
             assert len(answer) == NEW
