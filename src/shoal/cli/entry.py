@@ -19,13 +19,13 @@ FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run one command line (default: this process's) and exit."""
+    """Run one command line and exit; without `arguments` it is this process's own, and the process is ours to end."""
     code = _guarded(list(sys.argv[1:] if arguments is None else arguments))
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         _discard_stdout()
-    if code == INTERRUPTED and threading.active_count() > 1:
+    if code == INTERRUPTED and arguments is None and threading.active_count() > 1:
         # A thread blocked in a network read can't be interrupted, and a normal exit would wait for it.
         sys.stderr.flush()
         os._exit(code)
