@@ -19,7 +19,7 @@ FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run one command line and exit; without `arguments` it is this process's own, and the process is ours to end."""
+    """Run one command line and exit; without `arguments` it is this process's own, and so is the process."""
     code = _guarded(list(sys.argv[1:] if arguments is None else arguments))
     try:
         sys.stdout.flush()
