@@ -5,6 +5,7 @@ import gc
 import importlib.util
 import os
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
@@ -15,6 +16,10 @@ import pytest
 
 # Read by torch when it is first imported; worker processes inherit it and share the machine's few cores.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+# A shell that starts the suite in the background ignores SIGINT, and every child would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LEAK_DEADLINE_SECONDS = 5.0
 SHARED_MEMORY = Path("/dev/shm")
