@@ -65,7 +65,7 @@ def test_cached_prefix_of_another_sequence(case: Case) -> None:
     assert relative_error(logits, case.expected(second)[shared:]) < TOLERANCE
 
 
-def test_mixed_batch_equals_each_alone(case: Case) -> None:
+def test_bug_28_mixed_batch_equals_each_alone(case: Case) -> None:
     """Decodes of unequal lengths, a whole prompt, a chunk over a cached prefix and a draft, in one step."""
     tiny = case.tiny
     lengths = [min(max(n, tiny.shortest), tiny.longest) for n in (3, 30, 5, 18, 61, 31, 17, 61)]
