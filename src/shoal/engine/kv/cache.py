@@ -12,6 +12,7 @@ memory: what copy-on-write, offloading and hand-off to another replica move.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,8 +61,8 @@ class KvCache:
             heads, width, v_width = kv_shape(layer.attention)
             self.layers.append(
                 LayerKv(
-                    torch.zeros(num_blocks, block_size, heads, width, dtype=dtype, device=device),
-                    torch.zeros(num_blocks, block_size, heads, v_width, dtype=dtype, device=device),
+                    _zeros((num_blocks, block_size, heads, width), dtype, device),
+                    _zeros((num_blocks, block_size, heads, v_width), dtype, device),
                 )
             )
 
@@ -87,3 +88,11 @@ class KvCache:
         for layer in self.layers:
             layer.k.index_fill_(0, index, 0)
             layer.v.index_fill_(0, index, 0)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that cost nothing until they are used: on a CPU the system hands out zero pages at first touch, where
+    `torch.zeros` would write gigabytes before the first request."""
+    if device.type != "cpu" or dtype.itemsize not in (2, 4):
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(shape, np.int16 if dtype.itemsize == 2 else np.int32)).view(dtype)
