@@ -102,9 +102,9 @@ def _serve(
     demo_prompt: str | None,
     api_key: str | None,
 ) -> None:
-    from shoal.engine.machine import processor
+    from shoal.engine.machine import usable_cores
 
-    cores = max(1, int(processor().usable_cores))
+    cores = usable_cores()
     if check:
         show_plan(console, config, cores)
         return

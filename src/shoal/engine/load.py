@@ -1,6 +1,5 @@
 """From options to a running replica: find the model, size its memory, read its weights."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from shoal.engine.executor_processes import ProcessExecutor
 from shoal.engine.frontend import Frontend
 from shoal.engine.kv.budget import KvBudget, available_memory, kv_budget
 from shoal.engine.kv.cache import KvCache, kv_block_bytes
+from shoal.engine.machine import usable_cores
 from shoal.engine.models import build_model
 from shoal.engine.models.decoder import CausalLM
 from shoal.engine.options import EngineOptions
@@ -204,8 +204,3 @@ def compute_dtype(options: EngineOptions, spec: ModelSpec) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise InvalidOption("dtype", options.dtype, "auto, float32 or bfloat16")
     return dtype
-
-
-def usable_cores() -> int:
-    """Cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -76,6 +76,11 @@ def processor(cpuinfo: Path = Path("/proc/cpuinfo"), cgroup: Path = CGROUP) -> P
     )
 
 
+def usable_cores() -> int:
+    """Whole cores this process may use, at least one."""
+    return max(1, int(processor().usable_cores))
+
+
 def memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = CGROUP) -> Memory | None:
     """The memory of this machine; None where /proc does not tell."""
     if not meminfo.is_file():

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from shoal.engine.errors import EngineError
 from shoal.engine.heartbeat import BeatBoard
+from shoal.engine.machine import usable_cores
 from shoal.engine.messages import StepCommand
 from shoal.engine.parallel.group import CollectiveTimeout
 from shoal.engine.parallel.mesh import Mesh
@@ -185,8 +186,7 @@ class _Pulse(threading.Thread):
 
 def _own_threads() -> int:
     """For a rank that a launcher started: its share of this host's cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+    return max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
 
 
 def join(launched: Launched) -> int:

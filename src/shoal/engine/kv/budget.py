@@ -1,11 +1,11 @@
 """How many KV blocks a rank gets, and what to say when that cannot work."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
 from shoal.engine.errors import OutOfMemory
+from shoal.engine.machine import memory
 from shoal.engine.options import EngineOptions
 
 FREE_SHARE = 0.25
@@ -22,13 +22,8 @@ class KvBudget:
 
 def available_memory() -> int:
     """Bytes this process may still take: what the host has free, or what its cgroup leaves, whichever is less."""
-    free = int(psutil.virtual_memory().available)
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    try:
-        left = int(limit.read_text()) - int(used.read_text())
-    except (OSError, ValueError):  # no cgroup v2, or "max"
-        return free
-    return max(0, min(free, left))
+    found = memory()
+    return found.usable if found is not None else int(psutil.virtual_memory().available)
 
 
 def kv_budget(options: EngineOptions, block_bytes: int, model_limit: int, available: int) -> KvBudget:
