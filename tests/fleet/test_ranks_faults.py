@@ -1,28 +1,18 @@
 """Ranks that are killed, stopped, late or broken, with real processes: named, within the deadline, nothing left."""
 
 import os
-import random
-import re
 import signal
 import subprocess
 import sys
 import time
-from math import prod
 from pathlib import Path
 
 import pytest
 from rank_kit import command, entry, expose_workers, gone, ranks
 from rank_workers import SLOW_STAGE
 
-from parity.enginekit import save_engine_checkpoint
-from parity.tiny import TinyModel
-from shoal.engine import executor_processes
-from shoal.engine.core import EngineCore
 from shoal.engine.errors import EngineDead
-from shoal.engine.load import load_engine
 from shoal.engine.messages import StepCommand
-from shoal.engine.options import EngineOptions
-from shoal.engine.sampling.params import SamplingParams
 from shoal.policy.batching.plan import StepPlan
 
 TIMEOUT = 3.0
@@ -148,98 +138,3 @@ def marked(marker: str) -> list[int]:
             if marker.encode() in environment.split(b"\0"):
                 found.append(int(process.name))
     return found
-
-
-# The whole engine, with a model
-
-
-TINY = TinyModel("llama", "LlamaConfig", {"num_hidden_layers": 2, "hidden_size": 48})
-PROMPTS = [[5 + index, 9, 11, 4 + index, 7] for index in range(6)]
-LAYOUTS = ({"tp": 2}, {"dp": 2}, {"pp": 2}, {"tp": 2, "pp": 2}, {"cp": 2})
-
-
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("tiny-llama")
-    save_engine_checkpoint(TINY, directory)
-    return directory
-
-
-@pytest.fixture(scope="session")
-def right(checkpoint: Path) -> list[tuple[int, ...]]:
-    """What one rank answers."""
-    core = start(checkpoint)
-    try:
-        answers, endings = drive(core)
-    finally:
-        core.close()
-    assert endings == ["length"] * len(PROMPTS)
-    return answers
-
-
-def start(checkpoint: Path, **options: object) -> EngineCore:
-    settings = EngineOptions(model=str(checkpoint), num_blocks=64, block_size=4, threads=1, **options)  # type: ignore[arg-type]
-    core, frontend = load_engine(settings)
-    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-    for index, prompt in enumerate(PROMPTS):
-        core.add(frontend.prepare(prompt, params, str(index)))
-    return core
-
-
-def drive(core: EngineCore) -> tuple[list[tuple[int, ...]], list[str]]:
-    """Run until every request has ended; their tokens and finish reasons. What is delivered twice fails."""
-    tokens: list[tuple[int, ...]] = [()] * len(PROMPTS)
-    endings = [""] * len(PROMPTS)
-    while not all(endings):
-        try:
-            outputs = core.step()
-        except EngineDead as error:
-            outputs = core.fail_all(str(error))
-        for output in outputs:
-            index = int(output.request_id)
-            assert not endings[index], "news of a request that has ended"
-            tokens[index] += output.token_ids
-            endings[index] = output.finish_reason or ""
-            assert (output.error is not None) == (output.finish_reason == "error")
-    core.check()
-    return tokens, endings
-
-
-def inject(monkeypatch: pytest.MonkeyPatch, checkpoint: Path, right: list[tuple[int, ...]], seed: int) -> None:
-    """One fault somewhere; whatever was delivered is right, every request ended, nothing is left."""
-    dice = random.Random(seed)
-    layout = LAYOUTS[seed % len(LAYOUTS)]
-    kind, rank, step = dice.choice(list(WORDS)), dice.randrange(prod(layout.values())), dice.randrange(12)
-    expose_workers(monkeypatch, f"{kind} {rank} {step}")
-    monkeypatch.setattr(executor_processes, "WORKER", "rank_workers:real")
-    core = start(checkpoint, rank_timeout=TIMEOUT, step_timeout=6.0, **layout)
-    try:
-        pids = core._executor.pids  # type: ignore[attr-defined]
-        begun = time.monotonic()
-        answers, endings = drive(core)
-        for answer, ending, expected in zip(answers, endings, right, strict=True):
-            assert answer == expected[: len(answer)]
-            assert (ending == "length") == (len(answer) == len(expected))
-        assert core.dead is not None, f"the fault {kind} {rank} {step} was not noticed"
-        assert re.match(rf"step \d+ failed: rank {rank} \(", core.dead)
-        assert time.monotonic() - begun < 30
-        assert gone(pids)
-        with pytest.raises(EngineDead):
-            core.add(None)  # type: ignore[arg-type]
-    finally:
-        core.close()
-
-
-@pytest.mark.parametrize("seed", range(1))
-def test_a_fault_never_yields_a_wrong_token_nor_a_request_without_an_end(
-    monkeypatch: pytest.MonkeyPatch, checkpoint: Path, right: list[tuple[int, ...]], seed: int
-) -> None:
-    inject(monkeypatch, checkpoint, right, seed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 200))
-def test_a_hundred_faults(
-    monkeypatch: pytest.MonkeyPatch, checkpoint: Path, right: list[tuple[int, ...]], seed: int
-) -> None:
-    inject(monkeypatch, checkpoint, right, seed)

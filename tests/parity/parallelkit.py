@@ -1,13 +1,16 @@
 """One model at several layouts: what one rank and Transformers say, and ways to drive an engine against that."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from parity.enginekit import assert_greedy, greedy, prompts_for, save_engine_checkpoint
+from parity.forkkit import fork_ranks
 from parity.tiny import TinyModel
 from shoal import LLM, SamplingParams
 from shoal.engine.outputs import RequestOutput
@@ -75,6 +78,38 @@ class Drive:
         self.widest = max(self.widest, len(output.token_ids))
         if output.finish_reason is not None:
             self.endings[output.request_id] = output.finish_reason
+
+
+def assert_logprobs(llm: LLM, right: Expected) -> None:
+    """Of every prompt position and every answer of four requests: the likeliest eight tokens, from the whole
+    vocabulary, within 1e-3 of Transformers'.
+    """
+    params = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True, logprobs=8, prompt_logprobs=8)
+    prompts = right.prompts[4:8]
+    for prompt, result in zip(prompts, llm.generate(prompts, params, use_tqdm=False), strict=True):
+        output = result.outputs[0]
+        assert result.prompt_logprobs is not None
+        assert output.logprobs is not None
+        entries = result.prompt_logprobs + output.logprobs
+        rows = transformers_logprobs(right.model, [*prompt, *output.token_ids])
+        assert len(entries) == len(rows) - 1
+        for row, entry in zip(rows, entries, strict=False):
+            assert len(entry.token_ids) == 9
+            torch.testing.assert_close(torch.tensor(entry.logprobs), row[list(entry.token_ids)], atol=1e-3, rtol=0)
+            torch.testing.assert_close(torch.tensor(entry.logprobs[1:]), row.topk(8).values, atol=1e-3, rtol=0)
+
+
+@contextmanager
+def starting(as_users_do: bool) -> Iterator[None]:
+    """Ranks of engines that are made here: started as users start them, or forked, for the hundreds of a matrix."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not as_users_do:
+            fork_ranks(patch)
+        yield
+
+
+def label(model: str, layout: Mapping[str, int]) -> str:
+    return f"{model}-" + "".join(f"{axis}{degree}" for axis, degree in layout.items())
 
 
 def transformers_logprobs(model: Any, ids: Sequence[int]) -> torch.Tensor:

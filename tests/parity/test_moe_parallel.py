@@ -7,6 +7,7 @@ data-parallel rank skips the expert collective).
 
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,33 +16,35 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from parity.enginekit import assert_greedy, greedy, prompts_for, save_engine_checkpoint
-from parity.parallelkit import GREEDY, NEW, Drive, Expected, expected
+from parity.parallelkit import GREEDY, NEW, RANDOM, Drive, Expected, assert_logprobs, expected, label, starting
 from parity.tiny import MIXTURES
 from shoal import LLM
 from shoal.engine.errors import InvalidOption
 from shoal.specs.errors import SpecError
 
 BY_NAME = {tiny.name: tiny for tiny in MIXTURES}
-LAYOUTS: tuple[dict[str, int], ...] = (
-    {"ep": 2}, {"ep": 4}, {"tp": 2}, {"tp": 3}, {"pp": 2}, {"cp": 2}, {"dp": 2},
-    {"tp": 2, "ep": 2}, {"tp": 4, "ep": 2}, {"pp": 2, "ep": 2}, {"cp": 2, "ep": 2},
-    {"dp": 2, "tp": 2, "ep": 2}, {"dp": 2, "tp": 2, "ep": 4}, {"tp": 2, "pp": 2, "ep": 2},
-)  # fmt: skip
+
+
+def layouts() -> list[dict[str, int]]:
+    """Every product of the axes that makes two to four ranks, and experts cut over two of four."""
+    found: list[dict[str, int]] = [{"ep": 2}, {"ep": 4}, {"pp": 2, "ep": 2}]
+    for tp, pp, cp, dp, ep in product((1, 2, 3), (1, 2, 3), (1, 2), (1, 2), (1, 2, 4)):
+        alone = dp == ep > 1 and tp == cp == 1  # written as `ep` above
+        if 2 <= tp * pp * cp * dp <= 4 and tp * cp * dp % ep == 0 and not alone:
+            degrees = {"tp": tp, "pp": pp, "cp": cp, "dp": dp, "ep": ep}
+            found.append({axis: degree for axis, degree in degrees.items() if degree > 1})
+    return [*found, {"tp": 4, "ep": 2}]
+
+
 QUICK = (
     ("mixtral", {"ep": 2}),
     ("deepseek-v3", {"tp": 2, "ep": 2}),
     ("gpt-oss", {"pp": 2, "ep": 2}),
 )
-
-
-def label(model: str, layout: dict[str, int]) -> str:
-    return f"{model}-" + "".join(f"{axis}{degree}" for axis, degree in layout.items())
-
-
 CASES = [pytest.param(case, id=label(*case)) for case in QUICK] + [
     pytest.param((model, layout), id=label(model, layout), marks=pytest.mark.slow)
     for model in ("mixtral", "qwen2-moe", "qwen3-moe", "deepseek-v2", "deepseek-v3", "gpt-oss")
-    for layout in LAYOUTS
+    for layout in layouts()
     if (model, layout) not in QUICK
 ]
 pytestmark = pytest.mark.timeout(600)
@@ -65,15 +68,29 @@ def case(request: pytest.FixtureRequest, right: Callable[[str], Expected]) -> It
     model, layout = request.param
     blocks = 1 + 44 // (layout.get("cp", 1) * min(2, lanes(layout)))
     answers = right(model)
-    with LLM(str(answers.path), **SMALL, num_blocks=blocks, max_num_batched_tokens=40, **layout) as llm:
+    with starting(request.param in QUICK):
+        llm = LLM(str(answers.path), **SMALL, num_blocks=blocks, max_num_batched_tokens=40, **layout)
+    with llm:
         yield llm, answers
         llm.check()
 
 
 def test_crowded_and_chunked_requests_answer_as_on_one_rank(case: tuple[LLM, Expected]) -> None:
     llm, answers = case
+    before = llm.stats().preemptions
     assert greedy(llm, answers.prompts, NEW) == answers.greedy
+    assert llm.stats().preemptions > before
     llm.check()
+
+
+def test_draws_are_those_of_one_rank(case: tuple[LLM, Expected]) -> None:
+    llm, answers = case
+    results = llm.generate(answers.prompts[:6], RANDOM, use_tqdm=False)
+    assert [result.outputs[0].token_ids for result in results] == answers.random
+
+
+def test_log_probabilities_are_those_of_transformers(case: tuple[LLM, Expected]) -> None:
+    assert_logprobs(*case)
 
 
 def test_bug_23_a_lone_request_is_served_while_other_lanes_are_idle(case: tuple[LLM, Expected]) -> None:

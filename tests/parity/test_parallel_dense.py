@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from parity.enginekit import greedy
-from parity.parallelkit import GREEDY, NEW, RANDOM, Drive, Expected, expected, transformers_logprobs
+from parity.parallelkit import GREEDY, NEW, RANDOM, Drive, Expected, assert_logprobs, expected, label, starting
 from parity.tiny import ARCHITECTURES
-from shoal import LLM, SamplingParams
+from shoal import LLM
 from shoal.engine.executor_processes import ProcessExecutor
 
 BY_NAME = {tiny.name: tiny for tiny in ARCHITECTURES}
@@ -31,10 +31,6 @@ QUICK = (
     ("qwen2", {"tp": 2, "pp": 2}),
     ("qwen3", {"dp": 2}),
 )
-
-
-def label(model: str, layout: dict[str, int]) -> str:
-    return f"{model}-" + "".join(f"{axis}{degree}" for axis, degree in layout.items())
 
 
 CASES = [pytest.param(case, id=label(*case)) for case in QUICK] + [
@@ -79,7 +75,8 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Expected]
 @pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest, right: Callable[[str], Expected]) -> Iterator[Case]:
     model, layout = request.param
-    case = Case(right(model), layout)
+    with starting(request.param in QUICK):
+        case = Case(right(model), layout)
     with case.llm as llm:
         yield case
         llm.check()
@@ -111,20 +108,7 @@ def test_draws_are_those_of_one_rank(case: Case) -> None:
 
 
 def test_log_probabilities_are_those_of_transformers(case: Case) -> None:
-    """Of every prompt position and every answer: the likeliest eight tokens, from the whole vocabulary."""
-    params = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True, logprobs=8, prompt_logprobs=8)
-    prompts = case.expected.prompts[4:8]
-    for prompt, result in zip(prompts, case.llm.generate(prompts, params, use_tqdm=False), strict=True):
-        output = result.outputs[0]
-        assert result.prompt_logprobs is not None
-        assert output.logprobs is not None
-        entries = result.prompt_logprobs + output.logprobs
-        right = transformers_logprobs(case.expected.model, [*prompt, *output.token_ids])
-        assert len(entries) == len(right) - 1
-        for row, entry in zip(right, entries, strict=False):
-            assert len(entry.token_ids) == 9
-            torch.testing.assert_close(torch.tensor(entry.logprobs), row[list(entry.token_ids)], atol=1e-3, rtol=0)
-            torch.testing.assert_close(torch.tensor(entry.logprobs[1:]), row.topk(8).values, atol=1e-3, rtol=0)
+    assert_logprobs(case.llm, case.expected)
 
 
 def test_drafts_do_not_change_the_answer(case: Case) -> None:
