@@ -23,7 +23,7 @@ async def test_case_01_a_shared_prompt_is_spread() -> None:
             answers = await asyncio.gather(*(f.post(body) for body in bodies))
             assert {a.status_code for a in answers} == {200}
             waves.append([now - then for now, then in zip(f.counts(), before, strict=True)])
-        # The favourite gets more than its share, up to half of a wave at times; it must not get the traffic.
-        assert max(map(max, waves)) <= 20, waves
+        # Twice the even share of four: who was warm first stays a favourite for a moment, and no longer.
+        assert max(map(max, waves)) <= 8, waves
         assert min(f.counts()) >= 1, waves
         f.check()

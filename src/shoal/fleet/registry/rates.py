@@ -1,71 +1,175 @@
-"""Learning how fast a replica is, from the legs it carried: no benchmark, no configuration."""
+"""Learning how fast a replica is, from the legs it carried: no benchmark, no configuration.
+
+Replicas of a pool are alike until they show otherwise. So whatever few legs can't tell (a rate, a slope) is learned
+from all of the pool, and of each replica only how many times slower than the pool it is, as far as chance doesn't
+explain that. A router that believed every replica's own noisy estimates would send a burst to the luckiest.
+"""
 
 import math
 from dataclasses import dataclass, field
 
 _WEIGHT = 0.1
+"""Of a leg in a replica's running means: about the last ten count."""
+_POOL_DECAY = 0.99
 _TPOT = 0.02
 """Seconds an output token, before any was seen."""
 _MARGINAL = 0.0005
 """Seconds that one more sequence adds to a step, before that was seen: between a large GPU's and a laptop's."""
+_LEAST_MARGINAL = 1 / 64
+"""Of a step: what one more sequence adds at least. Memory-bound steps hide it, slots and KV don't."""
 _PRIOR_TOKENS = 2000.0
-"""Prompt tokens of evidence that its peers' rate counts for."""
+"""Prompt tokens of evidence that the start rate counts for."""
 _START_RATE = 4000.0
 """Prompt tokens a second before anything was seen: between a laptop's hundreds and a large GPU's ten thousands."""
+_SMALL = 64
+"""Prompt tokens whose computing takes no longer than a step takes anyway."""
 _FORGET_SECONDS = 60.0
 """Evidence loses two thirds of its weight in this time."""
 
 
 @dataclass(slots=True)
+class _Took:
+    """Seconds that legs took, beside what was expected of them."""
+
+    decay: float
+    observed: float = 0.0
+    expected: float = 0.0
+    legs: float = 0.0
+
+    def add(self, observed: float, expected: float) -> None:
+        self.observed = self.decay * self.observed + observed
+        self.expected = self.decay * self.expected + expected
+        self.legs = self.decay * self.legs + 1
+
+    def fade(self, factor: float) -> None:
+        """Forget by `factor`."""
+        self.observed *= factor
+        self.expected *= factor
+        self.legs *= factor
+
+    @property
+    def ratio(self) -> float:
+        return self.observed / self.expected if self.expected > 0 else 1.0
+
+    def slowness(self, pool: "_Took") -> float:
+        """How many times slower than its pool, as far as chance doesn't explain it.
+
+        The mean of n exponential times is off by 1/√n: within that, it is 1. Relative to how far off expectations
+        are for all, so that a poor model of the pool blames nobody.
+        """
+        if self.legs <= 0:
+            return 1.0
+        relative, chance = self.ratio / pool.ratio, 1 + 1 / math.sqrt(self.legs)
+        return relative / chance if relative > chance else min(1.0, relative * chance)
+
+
+@dataclass(slots=True)
 class Peers:
-    """What is known of all replicas of a pool together; where each one's estimate starts, and returns to."""
+    """What all replicas of a pool showed together."""
 
-    tokens: float = 0.0
-    seconds: float = 0.0
+    overhead: float = 0.0
+    """Seconds to the first token that don't depend on the prompt; 0 before a short prompt was seen."""
+    tpot: float = 0.0
+    """Seconds an output token, recent mean; 0 before the first."""
+    prefill: _Took = field(default_factory=lambda: _Took(_POOL_DECAY))
+    decode: _Took = field(default_factory=lambda: _Took(_POOL_DECAY))
+    _tokens: float = 0.0
+    _seconds: float = 0.0
+    _n: float = 0.0
+    _nn: float = 0.0
+    _nt: float = 0.0
+    _seen: int = 0
 
-    def add(self, tokens: float, seconds: float) -> None:
-        self.tokens = 0.99 * self.tokens + tokens
-        self.seconds = 0.99 * self.seconds + seconds
+    def on_first_token(self, computed: float, seconds: float) -> None:
+        if computed <= _SMALL:
+            # Down quickly, up slowly: hiccups and queues aren't what every prompt pays.
+            weight = 1.0 if self.overhead == 0 else 0.3 if seconds < self.overhead else 0.03
+            self.overhead += (seconds - self.overhead) * weight
+            return
+        self._tokens = _POOL_DECAY * self._tokens + computed
+        # Half at least: an overhead that was learned under load must not make prompts free.
+        self._seconds = _POOL_DECAY * self._seconds + max(seconds - self.overhead, seconds / 2)
+
+    def on_decoded(self, each: float, running: int) -> None:
+        weight = 1.0 if self._seen == 0 else _WEIGHT
+        self._seen += 1
+        self.tpot += weight * (each - self.tpot)
+        self._n += weight * (running - self._n)
+        self._nn += weight * (running * running - self._nn)
+        self._nt += weight * (running * each - self._nt)
 
     @property
     def rate(self) -> float:
-        return (self.tokens + _PRIOR_TOKENS) / (self.seconds + _PRIOR_TOKENS / _START_RATE)
+        """Prompt tokens a second."""
+        return (self._tokens + _PRIOR_TOKENS) / (self._seconds + _PRIOR_TOKENS / _START_RATE)
+
+    @property
+    def marginal(self) -> float:
+        """Seconds that one more running sequence adds to a step: least squares on the recent past, never 0."""
+        variance = self._nn - self._n * self._n
+        if self._seen < 8 or variance < 0.25:
+            return _MARGINAL
+        slope = (self._nt - self._n * self.tpot) / variance
+        return min(max(slope, self.tpot * _LEAST_MARGINAL), self.tpot / max(1.0, self._n))
+
+    def prefill_seconds(self, computed: float) -> float:
+        return self.overhead + computed / self.rate
+
+    def step_seconds(self, running: int) -> float:
+        if self._seen == 0:
+            return _TPOT
+        return max(self.tpot / 2, self.tpot + self.marginal * (running - self._n))
 
 
 @dataclass(slots=True)
 class Rates:
-    """Running estimates of one replica.
-
-    Prefill: tokens over seconds, as decaying sums, so that long prompts count by their length, drawn to the peers'
-    rate where there is little evidence. Otherwise a replica whose first answer was slow by chance would never be
-    asked again, and never be known better. Decode: the slope of seconds a token over sequences running, by decaying
-    moments (least squares on the recent past).
-    """
+    """Running estimates of one replica."""
 
     peers: Peers = field(default_factory=Peers)
     tpot: float = 0.0
     """Seconds an output token, mean of recent legs; 0 before the first."""
     ttft: float = 0.0
     """Seconds to the first token, mean of recent legs; 0 before the first."""
-    _tokens: float = 0.0
-    _seconds: float = 0.0
+    _prefill: _Took = field(default_factory=lambda: _Took(1 - _WEIGHT))
+    _decode: _Took = field(default_factory=lambda: _Took(1 - _WEIGHT))
     _at: float = 0.0
-    _n: float = 0.0
-    _nn: float = 0.0
-    _nt: float = 0.0
-    _seen: int = 0
+
+    @property
+    def prefill_slowness(self) -> float:
+        """Times the pool's usual time to a first token; 1: no different."""
+        return self._prefill.slowness(self.peers.prefill)
+
+    @property
+    def decode_slowness(self) -> float:
+        """Times the pool's usual time of an output token; 1: no different."""
+        return self._decode.slowness(self.peers.decode)
 
     @property
     def prefill_rate(self) -> float:
         """Prompt tokens a second."""
-        return (self._tokens + _PRIOR_TOKENS) / (self._seconds + _PRIOR_TOKENS / self.peers.rate)
+        return self.peers.rate / self.prefill_slowness
+
+    @property
+    def overhead(self) -> float:
+        """Seconds to the first token that don't depend on the prompt."""
+        return self.peers.overhead * self.prefill_slowness
+
+    @property
+    def decode_seconds(self) -> float:
+        """What one more running sequence adds to a step."""
+        return self.peers.marginal * self.decode_slowness
+
+    @property
+    def decode_excess(self) -> float:
+        """Seconds that an output token takes here beyond what it takes elsewhere; 0 or more."""
+        return self.peers.tpot * max(0.0, self.decode_slowness - 1.0)
 
     def age(self, now: float) -> None:
-        """Forget as time goes by: what was slow a while ago deserves another look."""
+        """Forget as time goes by."""
         if now - self._at > 1.0:
             factor = math.exp((self._at - now) / _FORGET_SECONDS)
-            self._tokens *= factor
-            self._seconds *= factor
+            self._prefill.fade(factor)
+            self._decode.fade(factor)
             self._at = now
 
     def on_first_token(self, computed: float, seconds: float) -> None:
@@ -73,20 +177,21 @@ class Rates:
         self.ttft = seconds if self.ttft == 0 else self.ttft + _WEIGHT * (seconds - self.ttft)
         if computed < 1 or seconds <= 0:
             return
-        self.peers.add(computed, seconds)
-        self._tokens = (1 - _WEIGHT) * self._tokens + computed
-        self._seconds = (1 - _WEIGHT) * self._seconds + seconds
+        self.peers.on_first_token(computed, seconds)
+        expected = self.peers.prefill_seconds(computed)
+        for took in (self._prefill, self.peers.prefill):
+            took.add(seconds, expected)
 
     def on_decoded(self, tokens: int, seconds: float, running: int) -> None:
         """A leg's `tokens` after its first took `seconds`, with `running` sequences about it."""
         if tokens < 1 or seconds <= 0:
             return
-        each, weight = seconds / tokens, 1.0 if self._seen == 0 else _WEIGHT
-        self._seen += 1
-        self.tpot += weight * (each - self.tpot)
-        self._n += weight * (running - self._n)
-        self._nn += weight * (running * running - self._nn)
-        self._nt += weight * (running * each - self._nt)
+        each = seconds / tokens
+        self.tpot += (_WEIGHT if self.tpot else 1.0) * (each - self.tpot)
+        self.peers.on_decoded(each / self.decode_slowness, running)
+        expected = self.peers.step_seconds(running)
+        for took in (self._decode, self.peers.decode):
+            took.add(each, expected)
 
     def on_whole(self, computed: float, tokens: int, seconds: float, running: int) -> None:
         """A leg that wasn't streamed: `computed` prompt tokens and `tokens` of output took `seconds` together.
@@ -95,16 +200,8 @@ class Rates:
         """
         if tokens < 1 or seconds <= 0:
             return
-        prompt, output = computed / self.prefill_rate, tokens * (self.tpot or _TPOT)
+        prompt = self.overhead + computed / self.prefill_rate
+        output = tokens * self.peers.step_seconds(running) * self.decode_slowness
         share = prompt / (prompt + output)
         self.on_first_token(computed, seconds * share)
         self.on_decoded(tokens, seconds * (1 - share), running)
-
-    @property
-    def decode_seconds(self) -> float:
-        """What one more running sequence adds to a step; between 0 and all of a step's time a sequence."""
-        variance = self._nn - self._n * self._n
-        if self._seen < 8 or variance < 0.25:
-            return _MARGINAL
-        slope = (self._nt - self._n * self.tpot) / variance
-        return min(max(slope, 0.0), self.tpot / max(1.0, self._n))

@@ -153,7 +153,9 @@ class Replica:
             state.kv_used_tokens = max(self._own_kv, (stats.kv_usage or 0.0) * stats.kv_capacity_tokens)
         self.rates.age(now)
         state.prefill_rate = self.rates.prefill_rate
+        state.overhead_seconds = self.rates.overhead
         state.decode_seconds = self.rates.decode_seconds
+        state.decode_excess = self.rates.decode_excess
         state.breaker_closed = self.breaker.allows(now)
 
     @property

@@ -65,8 +65,12 @@ class ReplicaState:
     """0: unknown."""
     prefill_rate: float = 4000.0
     """Prompt tokens a second, learned."""
+    overhead_seconds: float = 0.0
+    """To a first token, whatever the prompt, learned."""
     decode_seconds: float = 0.0
     """What one more running sequence adds to every step, learned."""
+    decode_excess: float = 0.0
+    """Seconds that an output token takes here beyond what it takes on the pool's others, learned."""
     max_model_len: int = 0
     """0: unknown."""
     trust: float = 1.0

@@ -13,6 +13,16 @@ class Queue:
         return replica.pending_tokens / replica.prefill_rate
 
 
+class Overhead:
+    """What a first token takes whatever the prompt: alike for all, but it belongs to a prediction."""
+
+    name = "overhead"
+    ttft = True
+
+    def seconds(self, request: RouteRequest, replica: ReplicaState, now: float) -> float:
+        return replica.overhead_seconds
+
+
 class Uncached:
     """Its own prompt, less what the replica holds: `(prompt - hit · trust) / prefill_rate`."""
 
@@ -47,13 +57,13 @@ class Prefill:
 
 
 class Decode:
-    """What the neighbours add to its own tokens: every running sequence lengthens every step of its output."""
+    """What its output takes here beyond an idle, usual replica: every neighbour lengthens every step of it."""
 
     name = "decode"
     ttft = False
 
     def seconds(self, request: RouteRequest, replica: ReplicaState, now: float) -> float:
-        return replica.decode_seconds * replica.load * request.max_tokens
+        return (replica.decode_excess + replica.decode_seconds * replica.load) * request.max_tokens
 
 
 class KvPressure:

@@ -36,7 +36,7 @@ class _Memory:
 
 
 class Least:
-    """The lowest score; among scores that are equal for all we know, whoever was picked least recently.
+    """The lowest score; among scores equal for all we know, the least loaded, of these the least recent.
 
     Scores are predictions: within `relative` of the best or `absolute` seconds they are the same.
     """
@@ -50,7 +50,11 @@ class Least:
         best = min(score for score, _ in scored)
         limit = best + max(self._absolute, best * self._relative)
         tied = [item for item in scored if item[0] <= limit]
-        score, replica = tied[0] if len(tied) == 1 else min(tied, key=lambda item: self._memory.rank(item[1].name))
+        score, replica = (
+            tied[0]
+            if len(tied) == 1
+            else min(tied, key=lambda item: (item[1].load, self._memory.rank(item[1].name)))
+        )
         self._memory.note(replica.name)
         return score, replica, "least" if len(tied) == 1 else f"least recent of {len(tied)} equal"
 

@@ -17,7 +17,7 @@ from shoal.policy.routing.contracts import (
 from shoal.policy.routing.draws import Draws
 from shoal.policy.routing.filters import Available, HasSlot, Serves, why_none
 from shoal.policy.routing.kv import CombinedIndex, ExactIndex
-from shoal.policy.routing.load import Decode, KvPressure, Prefill, Queue, Requests, Uncached
+from shoal.policy.routing.load import Decode, KvPressure, Overhead, Prefill, Queue, Requests, Uncached
 from shoal.policy.routing.pickers import Least, PowerOfTwo, Random, RoundRobin, Softmax
 from shoal.policy.routing.prefix import ApproximateIndex
 from shoal.policy.routing.session import SessionRing
@@ -120,7 +120,7 @@ class Router:
 
 
 # What delays a first token does so whatever a policy looks at.
-_TTFT: tuple[Scorer, ...] = (Queue(), Uncached(), KvPressure())
+_TTFT: tuple[Scorer, ...] = (Overhead(), Queue(), Uncached(), KvPressure())
 
 
 def _least(config: RouterConfig, draws: Draws) -> Picker:
