@@ -50,13 +50,9 @@ class Least:
         best = min(score for score, _ in scored)
         limit = best + max(self._absolute, best * self._relative)
         tied = [item for item in scored if item[0] <= limit]
-        score, replica = (
-            tied[0]
-            if len(tied) == 1
-            else min(tied, key=lambda item: (item[1].load, self._memory.rank(item[1].name)))
-        )
+        score, replica = min(tied, key=lambda item: (item[1].load, self._memory.rank(item[1].name)))
         self._memory.note(replica.name)
-        return score, replica, "least" if len(tied) == 1 else f"least recent of {len(tied)} equal"
+        return score, replica, "least" if len(tied) == 1 else f"least loaded, then recent, of {len(tied)} equal"
 
     def forget(self, replica: str) -> None:
         self._memory.forget(replica)
