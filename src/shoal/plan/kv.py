@@ -14,6 +14,7 @@ from shoal.specs.errors import SpecError
 from shoal.specs.layout import Layout
 from shoal.specs.model import ModelSpec
 from shoal.specs.sizes import KvLayers, kv_layers
+from shoal.specs.stages import StageRule, stage_layers
 
 KV_DTYPE_BYTES: Mapping[str, float] = MappingProxyType(
     {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "nvfp4": 0.5625}
@@ -98,24 +99,27 @@ def _pieces(kind: KvLayers, share: float, element: float) -> list[tuple[float, f
     return [(kept, cap), ((kept + indexer) / kind.ratio, math.inf)]
 
 
-def stages(layers: int, pp: int) -> list[range]:
-    """Layers of each pipeline stage. Those left over go to the stages before the last, which has the output head
-    (vLLM's rule, engine version 0.9 and later)."""
+def stages(model: ModelSpec, pp: int, rule: StageRule = "even") -> tuple[range, ...]:
+    """Layers of each pipeline stage, as an engine of this rule deals them."""
+    return stage_layers(model, pp) if rule == "cost" else even_stages(len(model.layers), pp)
+
+
+def even_stages(layers: int, pp: int) -> tuple[range, ...]:
+    """Equal numbers of layers; those left over go to the stages before the last, which has the output head (vLLM's
+    rule, engine version 0.9 and later)."""
     base, extra = divmod(layers, pp)
     counts = [base] * pp
     for index in range(extra):
         counts[-2 - index if pp > 1 else 0] += 1
     starts = [sum(counts[:index]) for index in range(pp)]
-    return [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
+    return tuple(range(start, start + count) for start, count in zip(starts, counts, strict=True))
 
 
 @functools.lru_cache(maxsize=4096)
-def stage_curves(model: ModelSpec, layout: Layout, dtype: str) -> tuple[KvCurve, ...]:
+def stage_curves(model: ModelSpec, layout: Layout, dtype: str, rule: StageRule = "even") -> tuple[KvCurve, ...]:
     """One curve a pipeline stage: KV of one sequence on that stage's fullest device."""
     element = kv_dtype_bytes(dtype)
-    return tuple(
-        curve_of(model, stage, layout.tp, layout.cp, element) for stage in stages(len(model.layers), layout.pp)
-    )
+    return tuple(curve_of(model, stage, layout.tp, layout.cp, element) for stage in stages(model, layout.pp, rule))
 
 
 @functools.lru_cache(maxsize=1024)

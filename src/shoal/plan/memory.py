@@ -16,6 +16,7 @@ from shoal.specs.errors import SpecError
 from shoal.specs.layout import Layout
 from shoal.specs.model import ModelSpec, QuantizationSpec
 from shoal.specs.sizes import StoredGroup, stored_groups
+from shoal.specs.stages import StageRule
 from shoal.specs.traffic import MAX_TOKENS, positive
 
 Verdict = Literal["fits", "weights do not fit", "no room for KV", "context does not fit", "batch does not fit"]
@@ -129,7 +130,7 @@ def replica_memory(
     return ReplicaMemory(
         tuple(
             _breakdown(model, layout, device_bytes, engine, fraction, step, kind)
-            for kind in _stage_kinds(model, layout, quantization, engine.mxfp4_row, mtp, kv_dtype)
+            for kind in _stage_kinds(model, layout, quantization, engine.mxfp4_row, mtp, kv_dtype, engine.stages)
         ),
         layout,
     )
@@ -154,9 +155,10 @@ def _stage_kinds(
     mxfp4_row: int,
     mtp: bool,
     kv_dtype: str,
+    rule: StageRule,
 ) -> tuple[_StageKind, ...]:
-    weights = stage_weights(model, layout, quantization, mxfp4_row, mtp)
-    curves = stage_curves(model, layout, kv_dtype)
+    weights = stage_weights(model, layout, quantization, mxfp4_row, mtp, rule)
+    curves = stage_curves(model, layout, kv_dtype, rule)
     kinds: dict[tuple[float, KvCurve, bool], _StageKind] = {}
     for stage, (held, curve) in enumerate(zip(weights, curves, strict=True)):
         samples = stage == layout.pp - 1
@@ -211,6 +213,7 @@ def stage_weights(
     quantization: QuantizationSpec | str | None = None,
     mxfp4_row: int = 1,
     mtp: bool = False,
+    rule: StageRule = "even",
 ) -> tuple[float, ...]:
     """Bytes of weights on the fullest device of every pipeline stage. Cached.
 
@@ -218,9 +221,10 @@ def stage_weights(
         quantization: how weights are stored; None: as in the checkpoint.
         mxfp4_row: see `EngineMemory`.
         mtp: with the multi-token-prediction layers, which lie on the last stage.
+        rule: how the engine deals layers to stages.
     """
     held = _held(model, quantization, layout.tp, layout.ep, layout.moe_tp, mxfp4_row)
-    totals = [sum(map(operator.mul, held, counts)) for counts in _placement(model, quantization, layout.pp)]
+    totals = [sum(map(operator.mul, held, counts)) for counts in _placement(model, quantization, layout.pp, rule)]
     if mtp:
         for stored in stored_groups(model, quantization, mtp=True):
             each = _per_layer(model, stored, layout.tp, layout.ep, layout.moe_tp, mxfp4_row)
@@ -230,7 +234,7 @@ def stage_weights(
 
 @functools.lru_cache(maxsize=4096)
 def _placement(
-    model: ModelSpec, quantization: QuantizationSpec | str | None, pp: int
+    model: ModelSpec, quantization: QuantizationSpec | str | None, pp: int, rule: StageRule
 ) -> tuple[tuple[int, ...], ...]:
     """For every stage, how often it has each of the model's stored groups."""
     groups = stored_groups(model, quantization)
@@ -241,7 +245,7 @@ def _placement(
             else int(stage in _homes(model, stored, pp))
             for stored in groups
         )
-        for stage, layers in enumerate(stages(len(model.layers), pp))
+        for stage, layers in enumerate(stages(model, pp, rule))
     )
 
 

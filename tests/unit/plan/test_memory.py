@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.plan.kv import KvCurve, kv_bytes_per_token, sequence_curve, stage_curves, stages
+from shoal.plan.kv import KvCurve, even_stages, kv_bytes_per_token, sequence_curve, stage_curves, stages
 from shoal.plan.memory import StepShape, replica_memory, stage_weights
 from shoal.specs.catalog import load_catalog
 from shoal.specs.errors import SpecError
@@ -25,6 +25,7 @@ from shoal.specs.model import (
     RouterSpec,
 )
 from shoal.specs.sizes import mtp_bytes, weight_bytes
+from shoal.specs.stages import stage_layers
 
 ROPE = RopeSpec("default", 10_000.0, 64, 4096)
 DENSE = FfnSpec("dense", 1024, "silu")
@@ -105,7 +106,7 @@ def test_experts_are_split_over_all_ranks_of_a_stage_and_attention_over_tp() -> 
 
 
 def test_stages_are_uneven_and_the_ends_hold_the_tables() -> None:
-    assert [len(stage) for stage in stages(126, 4)] == [31, 32, 32, 31]
+    assert [len(stage) for stage in even_stages(126, 4)] == [31, 32, 32, 31]
     spec = dense(10)
     parts = weight_bytes(spec)
     first, middle, second, last = stage_weights(spec, Layout(pp=4))
@@ -113,6 +114,16 @@ def test_stages_are_uneven_and_the_ends_hold_the_tables() -> None:
     assert first == pytest.approx(2 * layer + parts.embedding)
     assert (middle, second) == (pytest.approx(3 * layer), pytest.approx(3 * layer))
     assert last == pytest.approx(2 * layer + parts.lm_head + 512 * 2)
+
+
+def test_shoals_stages_are_those_that_its_engine_makes() -> None:
+    """A head as heavy as the layers leaves the last stage few of them; an engine that deals evenly doesn't see it."""
+    spec = replace(dense(10), vocab=20_000)
+    by_cost = stages(spec, 2, load_catalog().engine("shoal").stages)
+    assert by_cost == stage_layers(spec, 2)
+    assert len(by_cost[1]) < len(stages(spec, 2, load_catalog().engine("vllm").stages)[1]) == 5
+    heavy, even = (max(stage_weights(spec, Layout(pp=2), rule=rule)) for rule in ("cost", "even"))
+    assert heavy != even
 
 
 def test_a_tied_table_lies_on_both_ends() -> None:

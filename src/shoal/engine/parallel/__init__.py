@@ -2,7 +2,7 @@
 
 from shoal.engine.parallel.group import CollectiveTimeout, Group, SoloGroup
 from shoal.engine.parallel.mesh import Coordinates, Mesh, MeshSpec
-from shoal.engine.parallel.shard import HeadShard, balance_stages, shard_heads, split
+from shoal.engine.parallel.shard import HeadShard, shard_heads, split
 from shoal.engine.parallel.traffic import TrafficCounters, Volume
 
 __all__ = [
@@ -15,7 +15,6 @@ __all__ = [
     "SoloGroup",
     "TrafficCounters",
     "Volume",
-    "balance_stages",
     "shard_heads",
     "split",
 ]

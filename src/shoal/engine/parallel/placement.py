@@ -1,35 +1,22 @@
 """Which part of a model a rank holds: its stage's layers, and of each its heads."""
 
 from dataclasses import replace
-from functools import lru_cache
 
+from shoal.engine.errors import InvalidOption
 from shoal.engine.parallel.mesh import Mesh
-from shoal.engine.parallel.shard import HeadShard, balance_stages, shard_heads
+from shoal.engine.parallel.shard import HeadShard, shard_heads
 from shoal.specs.model import AttentionSpec, ModelSpec
-from shoal.specs.tensors import tensor_groups
+from shoal.specs.stages import stage_layers as balanced
 
 
-@lru_cache(maxsize=64)
 def stage_layers(spec: ModelSpec, stages: int) -> tuple[range, ...]:
-    """Layers of each pipeline stage: the stage that reads most matrix elements a token reads as few as can be.
+    """Layers of each pipeline stage, by the rule that the planner sizes stages with.
 
     Raises InvalidOption (field `pp`) for more stages than layers.
     """
-    return balance_stages(layer_costs(spec), stages)
-
-
-def layer_costs(spec: ModelSpec) -> tuple[float, ...]:
-    """Matrix elements that a decoded token passes through, by layer; only chosen experts count.
-
-    The embedding's one row is added to the first layer, the head's whole matrix to the last.
-    """
-    costs = [0.0] * len(spec.layers)
-    for group in tensor_groups(spec):
-        for layer in group.layers:
-            costs[layer] += group.elements * group.active
-    costs[0] += spec.hidden
-    costs[-1] += spec.vocab * spec.hidden
-    return tuple(costs)
+    if not 1 <= stages <= len(spec.layers):
+        raise InvalidOption("pp", stages, f"1 to {len(spec.layers)}, the number of layers")
+    return balanced(spec, stages)
 
 
 def own_layers(spec: ModelSpec, mesh: Mesh) -> range:

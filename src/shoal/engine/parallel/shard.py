@@ -1,12 +1,10 @@
-"""How a dimension, the heads of an attention and the layers of a model are dealt to ranks. Nothing need divide.
+"""How a dimension and the heads of an attention are dealt to ranks. Nothing need divide.
 
 split(10, 4)                  0 1 2 | 3 4 5 | 6 7 | 8 9
 shard_heads(9, 3, 2)          q 0…5, kv 0 1  |  q 6…8, kv 2        whole KV groups, dealt unevenly
 shard_heads(4, 1, 3)          q 0 1, kv 0 | q 2, kv 0 | q 3, kv 0  fewer KV heads than ranks: replicated
-balance_stages([5,1,1,1], 2)  0 | 1 2 3                            contiguous, the costliest stage is cheapest
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -69,47 +67,3 @@ def _ranks_of_kv_heads(kv_heads: int, group: int, parts: int) -> list[int]:
     # parts <= kv_heads * group, so an even deal never exceeds the group: ceil(parts / kv_heads) <= group.
     assert max(counts) <= group
     return counts
-
-
-def balance_stages(costs: Sequence[float], stages: int) -> tuple[range, ...]:
-    """Contiguous ranges of layers, one a stage and none empty, such that the costliest stage is as cheap as can be.
-
-    `costs` are those of the layers in any unit, with the embedding's added to the first and the head's to the last.
-    Among the optimal partitions, later stages are as small as they can be: the last one also samples. Raises
-    InvalidOption (field `pp`) when there are fewer layers than stages, ValueError for a negative cost.
-    """
-    count = len(costs)
-    if not 1 <= stages <= count:
-        raise InvalidOption("pp", stages, f"1 to {count}, the number of layers")
-    if any(not cost >= 0 for cost in costs):
-        raise ValueError(f"costs must be >= 0: {list(costs)}")
-    limit = _least_peak(costs, stages)
-    ranges: list[range] = []
-    start = 0
-    for stage in range(stages):
-        last_start = count - (stages - stage - 1)  # leaves a layer for each later stage
-        end, total = start + 1, costs[start]
-        while end < last_start and total + costs[end] <= limit:
-            total += costs[end]
-            end += 1
-        ranges.append(range(start, end))
-        start = end
-    return tuple(ranges)
-
-
-def _least_peak(costs: Sequence[float], stages: int) -> float:
-    """The least possible cost of the costliest of `stages` contiguous ranges: O(stages · layers²), layers < 200.
-
-    Sums run left to right from a range's first layer, as the greedy deal adds them up, so that both round alike.
-    """
-    count = len(costs)
-    best = list(accumulate(costs))  # of layers 0…i with one stage
-    for _ in range(1, stages):
-        improved = [float("inf")] * count
-        for start in range(1, count):
-            total = 0.0
-            for end in range(start, count):
-                total = total + costs[end] if end > start else costs[start]
-                improved[end] = min(improved[end], max(best[start - 1], total))
-        best = improved
-    return best[-1]

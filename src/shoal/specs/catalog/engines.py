@@ -7,6 +7,7 @@ from typing import Literal
 from shoal.specs.catalog.entries import Entry
 from shoal.specs.errors import SpecError
 from shoal.specs.hardware import Figure
+from shoal.specs.stages import StageRule
 from shoal.specs.units import Dimension
 
 Budget = Literal["total", "free", "reserve"]
@@ -68,6 +69,8 @@ class EngineMemory:
     """Bytes an element of the rotary tables, each of (positions x rotated width); loaded with the weights."""
     mxfp4_row: int = 1
     """Rows of an MXFP4 expert's packed values (not its scales) are padded to a multiple of this many elements."""
+    stages: StageRule = "even"
+    """How it deals layers to pipeline stages."""
     reserve: float = 0.0
     reserve_per_token: float = 0.0
     reserve_per_sequence: float = 0.0
@@ -88,10 +91,13 @@ class EngineMemory:
 
 def read_engine(entry: Entry) -> EngineMemory:
     """One entry of an `engines` list; raises `SpecError` as every catalogue reader does."""
-    entry.only("engine", "since", "budget", *(name for name, _ in _NUMBERS))
+    entry.only("engine", "since", "budget", "stages", *(name for name, _ in _NUMBERS))
     budget = entry.text("budget")
     if budget not in ("total", "free", "reserve"):
         raise SpecError(entry.field("budget"), budget, "total, free or reserve")
+    rule = entry.text("stages", "even")
+    if rule not in ("even", "cost"):
+        raise SpecError(entry.field("stages"), rule, "even or cost")
     since = entry.text("since")
     version_key(since, entry.field("since"))
     figures = {name: f for name, dimension in _NUMBERS if (f := entry.figure(name, dimension)) is not None}
@@ -110,6 +116,7 @@ def read_engine(entry: Entry) -> EngineMemory:
         since=since,
         budget="total" if budget == "total" else "free" if budget == "free" else "reserve",
         fraction=number("fraction"),
+        stages="cost" if rule == "cost" else "even",
         sequences=int(number("sequences")),
         tokens=int(number("tokens")),
         sequences_large=int(number("sequences_large", number("sequences"))),

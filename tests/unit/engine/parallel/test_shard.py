@@ -1,13 +1,11 @@
 """Shards cover everything once, and no other contiguous partition is better."""
 
-from itertools import combinations, pairwise
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.engine.errors import InvalidOption
-from shoal.engine.parallel import HeadShard, balance_stages, shard_heads, split
+from shoal.engine.parallel import HeadShard, shard_heads, split
 
 
 @settings(max_examples=200)
@@ -59,35 +57,3 @@ def test_more_ranks_than_query_heads_is_refused() -> None:
     with pytest.raises(InvalidOption, match=r"tp=5 .* at most 4") as caught:
         shard_heads(4, 1, 5)
     assert caught.value.field == "tp"
-
-
-@settings(max_examples=100)
-@given(costs=st.lists(st.integers(0, 20), min_size=1, max_size=9), data=st.data())
-def test_no_partition_has_a_cheaper_peak(costs: list[int], data: st.DataObject) -> None:
-    stages = data.draw(st.integers(1, len(costs)))
-    ranges = balance_stages(costs, stages)
-    assert [layer for r in ranges for layer in r] == list(range(len(costs)))
-    assert len(ranges) == stages
-    assert all(ranges)
-    peak = max(sum(costs[r.start : r.stop]) for r in ranges)
-    for cuts in combinations(range(1, len(costs)), stages - 1):
-        bounds = [0, *cuts, len(costs)]
-        assert peak <= max(sum(costs[a:b]) for a, b in pairwise(bounds))
-
-
-@settings(max_examples=100)
-@given(costs=st.lists(st.floats(0, 1e6), min_size=1, max_size=30), data=st.data())
-def test_rounding_never_leaves_a_stage_without_layers(costs: list[float], data: st.DataObject) -> None:
-    stages = data.draw(st.integers(1, len(costs)))
-    ranges = balance_stages(costs, stages)
-    assert [layer for r in ranges for layer in r] == list(range(len(costs)))
-    assert all(ranges)
-
-
-def test_a_heavy_head_takes_layers_from_the_last_stage() -> None:
-    assert [len(r) for r in balance_stages([1.0] * 11 + [5.0], 2)] == [8, 4]
-
-
-def test_more_stages_than_layers_is_refused() -> None:
-    with pytest.raises(InvalidOption, match=r"pp=4 .* 1 to 3"):
-        balance_stages([1, 1, 1], 4)
