@@ -15,8 +15,13 @@ class Contents:
 
     def __init__(self, target: Target, seed: int, salt: str = "") -> None:
         self.target = target
+        self._name = f"{seed}:{salt}"
         self.ids: IdPrompts | None = target.id_prompts(f"{seed}:{salt}") if target.takes_ids else None
         self.texts: TextPrompts = target.text_prompts(f"{seed}:{salt}")
+
+    def session(self, number: int) -> str:
+        """A conversation's name, the same for every turn of it and for no other one."""
+        return f"{self._name}-{number}"
 
     async def prepare(self, load: Load) -> None:
         """Fit all texts before the clock starts, so that no tokenizing disturbs the run. Ids need none of it."""
@@ -56,7 +61,9 @@ class Conversation:
 
     async def body(self, turn: Turn) -> bytes:
         """The request of the next turn."""
-        return self._contents.target.body(await self._prompt(turn), turn.output)
+        return self._contents.target.body(
+            await self._prompt(turn), turn.output, self._contents.session(self._session)
+        )
 
     @property
     def prompt_tokens(self) -> int | None:

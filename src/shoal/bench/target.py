@@ -39,6 +39,8 @@ class TargetOptions:
     ignore_eos: bool = True
     """Pin the length of answers; switched off by the probe where the server refuses it."""
     temperature: float = 0.0
+    session_keys: bool = False
+    """Name every conversation in `prompt_cache_key`, for routers that go by sessions."""
 
 
 @dataclass(slots=True)
@@ -140,7 +142,7 @@ class Target:
             raise BenchError(f"{self.options.url}: its /tokenize stopped answering")
         return len(found.tokens)
 
-    def body(self, prompt: "list[int] | str | list[dict[str, str]]", output: int) -> bytes:
+    def body(self, prompt: "list[int] | str | list[dict[str, str]]", output: int, session: str = "") -> bytes:
         """A request for `output` tokens; `prompt` is ids or text (completions) or messages (chat)."""
         fields: dict[str, Any] = {
             "model": self.model,
@@ -154,6 +156,8 @@ class Target:
             fields["ignore_eos"] = True
         if self.returns_ids:
             fields["return_token_ids"] = True
+        if session and self.options.session_keys:
+            fields["prompt_cache_key"] = session
         return _encode(fields | dict(self.options.extra_body))
 
     # Requests.
