@@ -1,8 +1,8 @@
 """Several sides under the very same load: figures with intervals, and ratios whose intervals are of the pairs.
 
 Every side answered the same sessions in every round. A resample draws sessions, the same ones for every side, so
-that what a heavy or an unlucky session does to all sides cancels in their ratio. Sessions that are neighbours in time
-are drawn together (see `shoal.bench.stats`).
+that what a heavy or an unlucky session does to all sides cancels in their ratio. Sessions that are neighbours in
+time are drawn together (see `shoal.bench.stats`).
 """
 
 from collections.abc import Callable, Mapping, Sequence

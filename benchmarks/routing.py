@@ -3,32 +3,29 @@
     python benchmarks/routing.py [--policies default,round_robin,least_load,cache_aware | all] [--quick]
                                  [--trace FILE.jsonl --length-scale 0.1] [--append docs/benchmarks.md]
 
-Conversations that share system prompts arrive at a rate near what round robin can serve (measured first, or --rate).
-In every round each policy gets the very same conversations at the same times; a cache salt of its own keeps it from
-finding what an earlier one left behind, and its router starts knowing nothing. The order turns from round to round.
+Conversations that share system prompts arrive at a rate near what round robin can serve (measured first, or
+--rate). In every round each policy gets the very same conversations at the same times; a cache salt of its own
+keeps it from finding what an earlier one left behind, and its router starts knowing nothing. The order turns every
+round.
 """
 
 import argparse
 import asyncio
+import os
 import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from fleets import Fleet, fleet, small_pool
 from machine import append, describe
-from paired import Paired, Values, Weights, estimates
 from peers.engines import Absent
+from routing_figures import brief, plot, table
 from shoal.bench.lengths import parse_lengths
 from shoal.bench.load import Load, Session, Shape, at_times, made_up
-from shoal.bench.records import Record
 from shoal.bench.run import Runner, RunOptions, RunResult
-from shoal.bench.stats import Estimate, ratio_estimate
 from shoal.bench.target import Target, TargetOptions
 from shoal.bench.traces import Cut, trace_load
 from shoal.policy.routing.router import POLICIES
@@ -119,145 +116,6 @@ class Bench:
                 print(f"  round {number + 1}: {policy:<12} {brief(result)}", flush=True)
 
 
-def brief(result: RunResult) -> str:
-    done = [r for r in result.measured if r.ok]
-    ttft = sorted(r.ttft for r in done if r.ttft is not None)
-    if not ttft:
-        return f"nothing of {len(result.measured)} answered"
-    cached, prompt = sum(r.cached_tokens or 0 for r in done), sum(r.prompt_tokens or 0 for r in done)
-    return (
-        f"{len(done)}/{len(result.measured)} ok, hit rate {cached / max(1, prompt):.2f}, TTFT p50 "
-        f"{ttft[len(ttft) // 2]:.2f} p99 {ttft[min(len(ttft) - 1, int(0.99 * len(ttft)))]:.2f} s, "
-        f"{output_rate(result):.1f} tokens/s"
-    )
-
-
-def output_rate(result: RunResult) -> float:
-    """Output tokens a second from the first measured arrival to the end of the last whole answer."""
-    done = [r for r in result.measured if r.ok]
-    if not done:
-        return 0.0
-    span = max(r.ended for r in done) - min(r.scheduled for r in result.measured)
-    return sum(r.output_tokens for r in done) / span
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    name: str
-    paired: Paired
-    scale: float = 1.0
-    digits: int = 2
-
-
-def owners(results: Sequence[RunResult]) -> list[list[Record]]:
-    """Measured requests by session, all rounds one after the other; the same places for every policy."""
-    found: list[list[Record]] = []
-    for result in results:
-        sessions = max((r.session for r in result.records), default=-1) + 1
-        rows: list[list[Record]] = [[] for _ in range(sessions)]
-        for record in result.measured:
-            rows[record.session].append(record)
-        found += rows
-    return found
-
-
-def columns(bench: Bench) -> list[Column]:
-    """Every figure that sessions can be resampled for."""
-    by_policy = {name: owners(results) for name, results in bench.results.items()}
-    sessions = len(by_policy[bench.setup.against])
-
-    def at(read: Callable[[Record], float | None], level: float) -> Paired:
-        values = {name: Values.of(rows, read) for name, rows in by_policy.items()}
-        figures = {n: (lambda w, v=v: v.quantile(level, w)) for n, v in values.items()}
-        return estimates(figures, sessions, bench.setup.against)
-
-    def hits(name: str) -> Callable[[Weights], float]:
-        cached = Values.of(by_policy[name], lambda r: float(r.cached_tokens or 0) if r.ok else None)
-        prompt = Values.of(by_policy[name], lambda r: float(r.prompt_tokens or 0) if r.ok else None)
-        return lambda w: cached.total(w) / max(1.0, prompt.total(w))
-
-    return [
-        Column("hit rate, %", estimates({n: hits(n) for n in by_policy}, sessions, bench.setup.against), 100, 0),
-        Column("TTFT p50, s", at(lambda r: r.ttft, 0.5)),
-        Column("TTFT p99, s", at(lambda r: r.ttft, 0.99)),
-        Column("E2E p50, s", at(lambda r: r.e2e, 0.5)),
-        Column("E2E p99, s", at(lambda r: r.e2e, 0.99)),
-    ]
-
-
-def shown(e: Estimate, scale: float = 1.0, digits: int = 2) -> str:
-    text = f"{e.value * scale:.{digits}f}"
-    if e.low is None or e.high is None:
-        return text
-    return f"{text} [{e.low * scale:.{digits}f}, {e.high * scale:.{digits}f}]"
-
-
-def throughputs(bench: Bench) -> tuple[dict[str, float], dict[str, Estimate]]:
-    """(tokens/s by policy, ratio to the policy compared with) over rounds."""
-    rates = {name: [output_rate(r) for r in results] for name, results in bench.results.items()}
-    base = rates[bench.setup.against]
-    ratios = {
-        n: ratio_estimate([max(a, 1e-9) / max(b, 1e-9) for a, b in zip(v, base, strict=True)])
-        for n, v in rates.items()
-    }
-    return {n: float(np.mean(v)) for n, v in rates.items()}, ratios
-
-
-def table(bench: Bench) -> str:
-    found, (rates, ratios) = columns(bench), throughputs(bench)
-    base = bench.setup.against
-    names = [c.name for c in found] + ["tokens/s", "not answered", f"TTFT p99 ÷ {base}", f"tokens/s ÷ {base}"]
-    lines = ["| policy | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
-    tail = found[2].paired.ratios
-    for name, results in bench.results.items():
-        cells = [shown(c.paired.values[name], c.scale, c.digits) for c in found]
-        missing = sum(not r.ok for result in results for r in result.measured)
-        of = sum(len(result.measured) for result in results)
-        cells += [f"{rates[name]:.1f}", f"{missing} of {of}"]
-        cells += ["–", "–"] if name == base else [shown(tail[name]), shown(ratios[name])]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    notes = (
-        f"\n\nIntervals are 95 %; those of TTFT, E2E and hit rates resample sessions, the same for every policy; that of "
-        f"tokens/s is Student's over {bench.setup.rounds} rounds. Hit rate: `cached_tokens` ÷ prompt tokens, as the engines "
-        "count. TTFT counts from the scheduled send. " + verdict(bench, tail, ratios)
-    )
-    return "\n".join(lines) + notes
-
-
-def verdict(bench: Bench, tail: dict[str, Estimate], ratios: dict[str, Estimate]) -> str:
-    """What the intervals allow to be said of the policy that the others are compared with."""
-    said = []
-    for name in bench.setup.policies:
-        if name == bench.setup.against:
-            continue
-        e, t = tail[name], ratios[name]
-        low, high = e.low if e.low is not None else 0.0, e.high if e.high is not None else float("inf")
-        what = "shorter" if low > 1 else "longer" if high < 1 else "not different"
-        rate = "less" if (t.low or 0) > 1 else "more" if (t.high or float("inf")) < 1 else "no different"
-        said.append(f"than {name}: {what} TTFT p99, {rate} throughput")
-    return f"{bench.setup.against} has, " + "; ".join(said) + "." if said else ""
-
-
-def plot(bench: Bench, path: Path) -> None:
-    """Share of requests whose first token had come, over time, a line for every policy."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    for name, results in bench.results.items():
-        measured = [r for result in results for r in result.measured]
-        times = sorted(r.ttft for r in measured if r.ttft is not None)
-        axes.step(times, (np.arange(len(times)) + 1) / max(1, len(measured)), where="post", label=name)
-    axes.set(xscale="log", xlabel="TTFT, s", ylabel="share of requests", ylim=(0, 1.01), title="Routing policies")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
-
-
 async def measure(setup: Setup, running: Fleet, rate: float | None, share: float) -> tuple[Bench, float]:
     bench = Bench(setup, running)
     if rate is None:
@@ -338,29 +196,25 @@ def main() -> None:
     load = setup.load(rate, 0)
     facts += [
         ("command", shlex.join(["python", *sys.argv])),
-        ("fleet", f"{setup.replicas} replicas of {asked.model}, one thread and {setup.blocks * 16} tokens of KV each"),
-        ("load", f"{load.description}, think {asked.think:g} s; {len(load.sessions)} sessions a run, the first eighth not measured"),
+        (
+            "fleet",
+            f"{setup.replicas} replicas of {asked.model}, each one thread and {setup.blocks * 16} tokens of KV",
+        ),
+        (
+            "load",
+            f"{load.description}, think {asked.think:g} s; {len(load.sessions)} sessions a run, "
+            "the first eighth of them not measured",
+        ),
         ("took", f"{time.monotonic() - started:.0f} s"),
-    ]  # fmt: skip
-    body = table(bench)
+    ]
+    body = table(bench.results, setup.against)
     print("\n".join(f"{n}: {v}" for n, v in facts) + "\n\n" + body)
     if asked.plot:
-        plot(bench, asked.plot)
-        body += (
-            f"\n\nTTFT by policy: ![TTFT by policy]({asked.plot.name if asked.append is None else _beside(asked)})"
-        )
+        plot(bench.results, asked.plot)
+        page = asked.append.parent if asked.append else Path.cwd()
+        body += f"\n\n![TTFT by policy]({os.path.relpath(asked.plot, page)})"
     if asked.append:
         append(asked.append, f"Routing, {facts[0][1][:10]}", facts, body)
-
-
-def _beside(asked: argparse.Namespace) -> str:
-    """The plot's path as seen from the page that shows it."""
-    plot_path: Path = asked.plot
-    return (
-        str(plot_path.resolve().relative_to(asked.append.resolve().parent, walk_up=True))
-        if sys.version_info >= (3, 12)
-        else plot_path.name
-    )
 
 
 if __name__ == "__main__":
