@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.specs.catalog import load_catalog
+from shoal.specs.catalog.models import catalog_model
 from shoal.specs.errors import SpecError
 from shoal.specs.stages import balance, layer_costs, stage_layers
 
@@ -45,7 +45,7 @@ def test_more_stages_than_layers_is_refused() -> None:
 
 def test_a_large_vocabulary_counts_as_layers() -> None:
     """SmolLM2's head reads as much as eight of its layers."""
-    model = load_catalog().model("smollm2-135m")
+    model = catalog_model("smollm2-135m")
     costs = layer_costs(model)
     assert costs[-1] - costs[1] == 49152 * 576
     assert [len(stage) for stage in stage_layers(model, 2)] == [19, 11]
