@@ -64,12 +64,12 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Expected]
 
 @pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest, right: Callable[[str], Expected]) -> Iterator[tuple[LLM, Expected]]:
-    """44 blocks' worth of tokens over all lanes: some ten requests don't fit."""
+    """44 blocks of about four tokens over all lanes: some ten requests don't fit."""
     model, layout = request.param
-    blocks = 1 + 44 // (layout.get("cp", 1) * min(2, lanes(layout)))
     answers = right(model)
+    sizes = {"num_blocks": 1 + 44 // min(2, lanes(layout)), "block_size": 4 // layout.get("cp", 1)}
     with starting(request.param in QUICK):
-        llm = LLM(str(answers.path), **SMALL, num_blocks=blocks, max_num_batched_tokens=40, **layout)
+        llm = LLM(str(answers.path), **{**SMALL, **sizes}, max_num_batched_tokens=40, **layout)
     with llm:
         yield llm, answers
         llm.check()

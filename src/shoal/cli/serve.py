@@ -57,6 +57,10 @@ def serve(
         ),
     ] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    kv_dtype: Annotated[str, typer.Option(help="How keys and values are kept: auto or int8.")] = "auto",
+    quantize: Annotated[
+        str | None, typer.Option(help="Hold the weights in fewer bits: int8 or int4 (docs/quantization.md).")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
     kv_memory: Annotated[str | None, typer.Option(help="Memory for keys and values, e.g. 512M or 2G.")] = None,
     num_blocks: Annotated[int | None, typer.Option(min=2, help="KV blocks, instead of --kv-memory.")] = None,
@@ -70,6 +74,19 @@ def serve(
     cp: Annotated[int, typer.Option(min=1, help="Ranks that share a sequence (context parallel).")] = 1,
     dp: Annotated[int, typer.Option(min=1, help="Lanes that serve different requests in one replica.")] = 1,
     ep: Annotated[int, typer.Option(min=1, help="Ranks that share the experts (expert parallel).")] = 1,
+    spare_experts: Annotated[
+        int, typer.Option(min=0, help="With --ep: slots a rank and layer for replicas of hot experts.")
+    ] = 0,
+    balance_steps: Annotated[
+        int | None, typer.Option(min=1, help="With --ep: steps after which experts may move to even out the load.")
+    ] = None,
+    collectives: Annotated[str, typer.Option(help="How ranks talk: auto, shm, gloo or nccl.")] = "auto",
+    rank_timeout: Annotated[
+        float, typer.Option(help="Seconds after which a silent or late rank has failed.")
+    ] = 5.0,
+    rendezvous: Annotated[
+        str, typer.Option(help="local: ranks are started here. env: by a launcher, such as torchrun, on any hosts.")
+    ] = "local",
     seed: Annotated[int | None, typer.Option(help="Makes requests that bring no seed repeatable.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Compute threads.")] = None,
     cache_dir: Annotated[str | None, typer.Option(help="Where models are kept.")] = None,
@@ -95,6 +112,8 @@ def serve(
         model=model,
         served_name=served_name or default_name(model),
         dtype=_dtype(dtype),
+        quantize=_scheme(quantize),
+        kv_dtype=kv_dtype,  # type: ignore[arg-type]  # checked by validate
         device=device,
         block_size=block_size,
         num_blocks=num_blocks,
@@ -108,12 +127,19 @@ def serve(
         cp=cp,
         dp=dp,
         ep=ep,
+        spare_experts=spare_experts,
+        balance_steps=balance_steps,
+        collectives=collectives,  # type: ignore[arg-type]  # checked by validate, as is rendezvous
+        rank_timeout=rank_timeout,
+        rendezvous=rendezvous,  # type: ignore[arg-type]
         seed=seed,
         threads=threads,
         cache_dir=cache_dir,
         offline=offline,
     )
     engine.validate()
+    if engine.rendezvous == "env" and not check:
+        _join_unless_serving(engine, replicas or 1)
     try:
         from shoal.engine.server.state import ServerOptions
     except ImportError as error:
@@ -132,6 +158,25 @@ def serve(
         serve_copies(console, engine, server, replicas or 1, router, check, demo_prompt)
         return
     _run(engine, server, console, demo_prompt)
+
+
+def _join_unless_serving(engine: EngineOptions, replicas: int) -> None:
+    """Return in the process that serves; in one that a launcher made another rank, be that rank for life.
+
+    Before a port is bound: every process of the launch has the same command line, and one host may run several.
+    """
+    from shoal.engine.errors import InvalidOption
+    from shoal.engine.rank import join
+    from shoal.engine.rendezvous import Launched
+
+    if replicas > 1:
+        raise InvalidOption("rendezvous", engine.rendezvous, "local with more than one replica")
+    launched = Launched.of()
+    if launched.world != engine.mesh.world:
+        accepted = f"dp·pp·cp·tp = {engine.mesh.world}, the ranks of this mesh"
+        raise InvalidOption("WORLD_SIZE", launched.world, accepted)
+    if launched.rank > 0:
+        raise typer.Exit(join(launched))
 
 
 def _run(engine: EngineOptions, server: ServerOptions, console: Console, demo_prompt: str | None) -> None:
@@ -202,6 +247,14 @@ def _dtype(text: str) -> Literal["auto", "float32", "bfloat16"]:
     if text not in known:
         raise InvalidOption("dtype", text, "one of " + ", ".join(DTYPES))
     return known[text]
+
+
+def _scheme(text: str | None) -> Literal["int8", "int4"] | None:
+    from shoal.engine.errors import InvalidOption
+
+    if text is None or text == "int8" or text == "int4":
+        return text
+    raise InvalidOption("quantize", text, "int8 or int4")
 
 
 def _bytes(text: str | None) -> int | None:

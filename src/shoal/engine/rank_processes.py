@@ -144,7 +144,8 @@ class RankProcesses:
             except Exception as error:
                 log.exception("watching the ranks failed")
                 self._fail(f"watching the ranks failed: {type(error).__name__}")
-            if self._failure is None:
+            # Ranks that are still loading would not hear a farewell.
+            if self._failure is None and self.serving:
                 self._goodbye()
         finally:
             self._kill()

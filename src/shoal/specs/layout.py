@@ -136,13 +136,23 @@ class Layout:
     def nearest_valid(
         self, model: ModelSpec, even_heads: bool = False, quantization: QuantizationSpec | None = None
     ) -> "Layout | None":
-        """The valid layout of the same number of devices, or failing that of the most that are fewer, nearest to
-        this one (fewest axes changed, then the smallest factor of change); None if there is none."""
+        """The first of `nearest`; None if there is none."""
+        return next(iter(self.nearest(model, even_heads, quantization)), None)
+
+    def nearest(
+        self,
+        model: ModelSpec,
+        even_heads: bool = False,
+        quantization: QuantizationSpec | None = None,
+        limit: int = 3,
+    ) -> "list[Layout]":
+        """Up to `limit` valid layouts of the same number of devices, or failing that of the most that are fewer,
+        nearest to this one first (fewest axes changed, then the smallest factor of change)."""
         for world in range(self.world, 0, -1):
             valid = [c for c in layouts(world, model) if not c.problems(model, even_heads, quantization)]
             if valid:
-                return min(valid, key=self._distance)
-        return None
+                return sorted(valid, key=self._distance)[:limit]
+        return []
 
     def _distance(self, other: "Layout") -> tuple[int, float, int]:
         changed = [(getattr(self, a), getattr(other, a)) for a in AXES if getattr(self, a) != getattr(other, a)]
@@ -158,10 +168,8 @@ class Layout:
         problems = self.problems(model, even_heads, quantization)
         if not problems:
             return self
-        nearest = self.nearest_valid(model, even_heads, quantization)
-        advice = (
-            f"a layout that keeps this rule, nearest {nearest.label()}" if nearest else "another model or layout"
-        )
+        nearest = " or ".join(layout.label() for layout in self.nearest(model, even_heads, quantization))
+        advice = f"a layout that keeps this rule, nearest {nearest}" if nearest else "another model or layout"
         raise SpecError("layout", self.label(), f"{advice} ({'; '.join(p.message for p in problems)})")
 
 
