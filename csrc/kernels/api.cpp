@@ -3,6 +3,8 @@
 
 #include "kernels.h"
 #include "pool.h"
+#include "quantized.h"
+#include "stack.h"
 
 namespace {
 
@@ -16,6 +18,14 @@ const Kernels* kernels_of(int kind) {
     constexpr const Kernels* ALL[] = {&shoal::portable_kernels};
 #endif
     return kind >= 0 && kind < static_cast<int>(sizeof ALL / sizeof *ALL) ? ALL[kind] : nullptr;
+}
+
+const shoal::QuantizedKernels& quantized_of(int kind) {
+#if defined(__x86_64__)
+    if (kind >= 1) return shoal::avx2_quantized;
+#endif
+    (void)kind;
+    return shoal::portable_quantized;
 }
 
 template <class Arguments>
@@ -71,5 +81,16 @@ int shoal_rms_norm(int kind, const shoal::RmsNorm* a) { return call(kernels_of(k
 int shoal_gated_product(int kind, const shoal::GatedProduct* a) { return call(kernels_of(kind)->gated_product, a); }
 int shoal_rope_write(int kind, const shoal::RopeWrite* a) { return call(kernels_of(kind)->rope_write, a); }
 int shoal_attention(int kind, const shoal::Attention* a) { return call(kernels_of(kind)->attention, a); }
+int shoal_add(int kind, const shoal::Sum* a) { return call(kernels_of(kind)->add, a); }
+
+long long shoal_stack_work(const shoal::Stack* stack) { return shoal::stack_work(*stack); }
+int shoal_stack(int kind, const shoal::Stack* stack) {
+    try {
+        shoal::run_stack(*kernels_of(kind), quantized_of(kind), *stack);
+        return 0;
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+}
 
 }  // extern "C"

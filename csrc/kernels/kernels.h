@@ -7,7 +7,8 @@
 
 namespace shoal {
 
-enum Type : std::int32_t { FLOAT32 = 0, BFLOAT16 = 1 };
+// EIGHT_BIT is of a cache only: int8 numbers, ±127 steps of a bfloat16 scale a token and head.
+enum Type : std::int32_t { FLOAT32 = 0, BFLOAT16 = 1, EIGHT_BIT = 2 };
 
 // y [rows, out] = x [rows, in] · wᵀ + bias, with w [out, in] row by row, as checkpoints have it.
 struct Linear {
@@ -72,7 +73,21 @@ struct RopeWrite {
     std::int64_t rows, q_stride, k_stride, v_stride;
     std::int64_t q_heads, kv_heads, width, v_width, dim;
     std::int32_t interleaved;  // a pair is (2i, 2i + 1), else (i, i + dim / 2)
-    Type type;                 // of all
+    Type type;                 // of all but the cache
+    void* k_scales;            // [slots, kv_heads] bfloat16 of an eight-bit cache, else null
+    void* v_scales;
+    Type kv_type;              // of the cache: `type`, or EIGHT_BIT, then width and v_width are at most MOST_WIDTH
+};
+
+constexpr std::int64_t MOST_WIDTH = 1024;
+
+// out = x + add
+struct Sum {
+    const void* x;
+    const void* add;
+    void* out;
+    std::int64_t count;
+    Type type;
 };
 
 // Attention of a flat batch over paged keys and values.
@@ -94,6 +109,8 @@ struct Attention {
     float scale, softcap;  // softcap 0: none
     Type type;             // of q and out
     Type kv_type;
+    const void* k_scales;  // [slots, kv_heads] bfloat16 of an eight-bit cache, else null
+    const void* v_scales;
 };
 
 struct Kernels {
@@ -104,6 +121,7 @@ struct Kernels {
     void (*gated_product)(const GatedProduct&);
     void (*rope_write)(const RopeWrite&);
     void (*attention)(const Attention&);
+    void (*add)(const Sum&);
 };
 
 extern const Kernels portable_kernels, avx2_kernels, avx512_kernels;

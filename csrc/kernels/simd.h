@@ -2,7 +2,7 @@
 // compiled once for each. Included by kernels_*.cpp after SHOAL_ISA and, for x86, the target pragma.
 //
 //     Vec          SHOAL_ISA::Vec, N floats
-//     load, load_n from float or bfloat16 (as fp32); load_n reads n < N numbers and gives zeros for the rest
+//     load, load_n from float, bfloat16 or int8 (as fp32); load_n reads n < N numbers and gives zeros for the rest
 //     store, store_n
 //     fma(a, b, c) a · b + c
 //     sum          of all lanes, in one fixed order
@@ -23,6 +23,7 @@ struct bf16 {
 };
 
 inline float widen(float x) { return x; }
+inline float widen(std::int8_t x) { return x; }
 inline float widen(bf16 x) {
     const std::uint32_t bits = std::uint32_t{x.bits} << 16;
     float value;

@@ -112,7 +112,7 @@ def serve(
         model=model,
         served_name=served_name or default_name(model),
         dtype=_dtype(dtype),
-        quantize=_scheme(quantize),
+        quantize=quantize,  # type: ignore[arg-type]  # checked by validate
         kv_dtype=kv_dtype,  # type: ignore[arg-type]  # checked by validate
         device=device,
         block_size=block_size,
@@ -130,6 +130,7 @@ def serve(
         spare_experts=spare_experts,
         balance_steps=balance_steps,
         collectives=collectives,  # type: ignore[arg-type]  # checked by validate, as is rendezvous
+        overlap=overlap,  # type: ignore[arg-type]
         rank_timeout=rank_timeout,
         rendezvous=rendezvous,  # type: ignore[arg-type]
         seed=seed,
@@ -247,14 +248,6 @@ def _dtype(text: str) -> Literal["auto", "float32", "bfloat16"]:
     if text not in known:
         raise InvalidOption("dtype", text, "one of " + ", ".join(DTYPES))
     return known[text]
-
-
-def _scheme(text: str | None) -> Literal["int8", "int4"] | None:
-    from shoal.engine.errors import InvalidOption
-
-    if text is None or text == "int8" or text == "int4":
-        return text
-    raise InvalidOption("quantize", text, "int8 or int4")
 
 
 def _bytes(text: str | None) -> int | None:

@@ -11,11 +11,14 @@ from shoal.engine.errors import EngineError, InvalidOption
 from shoal.engine.executor import Executor, InProcessExecutor
 from shoal.engine.executor_processes import ProcessExecutor
 from shoal.engine.frontend import Frontend
+from shoal.engine.kv.blocks import KvBlocks
 from shoal.engine.kv.budget import KvBudget, available_memory, kv_budget
 from shoal.engine.kv.cache import KvCache, kv_block_bytes
 from shoal.engine.machine import usable_cores
 from shoal.engine.models import build_model
 from shoal.engine.models.decoder import CausalLM
+from shoal.engine.models.overlap import settle_overlap
+from shoal.engine.models.quantize import quantize_model
 from shoal.engine.options import EngineOptions
 from shoal.engine.parallel.mesh import Mesh, MeshSpec
 from shoal.engine.parallel.placement import held
@@ -50,11 +53,15 @@ def load_engine(options: EngineOptions, observer: Observer | None = None) -> tup
     tokenizer = load_tokenizer(found.path)
     guided = GuidedCompiler(tokenizer.json, spec.vocab, tuple(tokenizer.eos_token_ids))
     executor: Executor
+    blocks: KvBlocks | None = None
     if mesh.world == 1 and options.rendezvous == "local":
         torch.set_num_threads(options.threads or usable_cores())
         loaded = load_worker(options, Mesh.single(), found.path, spec, guided, tuple(tokenizer.eos_token_ids))
         budget = loaded.budget
-        executor = InProcessExecutor(loaded.worker(budget.num_blocks))
+        worker = loaded.worker(budget.num_blocks)
+        executor = InProcessExecutor(worker)
+        if options.kv_transfer is not None:
+            blocks = KvBlocks(worker.kv, spec, _numerics(options, spec, loaded.dtype))
     else:
         _check_layout(mesh, spec)
         # The ranks compute; this process only decides and must not take their cores.
@@ -89,8 +96,17 @@ def load_engine(options: EngineOptions, observer: Observer | None = None) -> tup
         observer,
         kv_events=_publisher(options, executor),
         balancer=_balancer(options, spec),
+        kv_store=blocks,
     )
     return core, frontend
+
+
+def _numerics(options: EngineOptions, spec: ModelSpec, dtype: torch.dtype) -> str:
+    """What of the options the numbers in a KV block depend on. Long-rope and dynamic RoPE depend on the length."""
+    ropes = [layer.attention.rope for layer in spec.layers]
+    scaled = any(rope is not None and rope.kind in ("dynamic", "longrope") for rope in ropes)
+    longest = (options.max_model_len or spec.max_position) if scaled else 0
+    return f"{dtype} {options.quantize} {longest}"
 
 
 def _publisher(options: EngineOptions, executor: Executor) -> KvEventSink | None:
@@ -141,7 +157,11 @@ class LoadedRank:
     def worker(self, num_blocks: int) -> Worker:
         """Allocate `num_blocks` KV blocks, the null block included, and be ready for steps."""
         own = held(self.spec, self.mesh)
-        kv = KvCache(own, num_blocks, self.options.block_size, self.dtype, self.device)
+        dtype = cache_dtype(self.options, self.spec, self.dtype)
+        kv = KvCache(own, num_blocks, self.options.block_size, dtype, self.device)
+        settle_overlap(
+            self.model, self.mesh, self.options.overlap, self.device, self.options.max_num_batched_tokens
+        )
         return Worker(self.model, kv, self.sampler, self.device, self.mesh)
 
 
@@ -163,8 +183,11 @@ def load_worker(
         raise InvalidOption("max_model_len", options.max_model_len, f"at most {limit}, the limit of {spec.name}")
     longest = options.max_model_len or spec.max_position
     model = build_model(spec, dtype, device, longest, mesh, options.spare_experts)
+    if options.quantize is not None:
+        quantize_model(model, options.quantize)
     model.load(open_weights(path))
-    block_bytes = kv_block_bytes(held(spec, mesh), options.block_size, dtype)
+    kept = cache_dtype(options, spec, dtype)
+    block_bytes = kv_block_bytes(held(spec, mesh), options.block_size, kept)
     # The scheduler's block is as long as the blocks of all context-parallel ranks together.
     logical = msgspec.structs.replace(options, block_size=options.block_size * mesh.spec.cp)
     budget = kv_budget(
@@ -193,6 +216,15 @@ def _memory_of(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return available_memory()
+
+
+def cache_dtype(options: EngineOptions, spec: ModelSpec, compute: torch.dtype) -> torch.dtype:
+    """The dtype keys and values are kept in. Raises InvalidOption where the model's can't be kept in it."""
+    if options.kv_dtype == "auto":
+        return compute
+    if any(layer.attention.kind == "mla" for layer in spec.layers):
+        raise InvalidOption("kv_dtype", options.kv_dtype, f"auto for {spec.name}, which caches latents")
+    return torch.int8
 
 
 def compute_dtype(options: EngineOptions, spec: ModelSpec) -> torch.dtype:

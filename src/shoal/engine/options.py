@@ -9,7 +9,10 @@ from shoal.engine.errors import InvalidOption
 from shoal.engine.parallel.mesh import MeshSpec
 
 DTYPES = ("auto", "float32", "bfloat16")
+KV_DTYPES = ("auto", "int8")
+SCHEMES = ("int8", "int4")
 COLLECTIVES = ("auto", "shm", "gloo", "nccl")
+_TRANSFER = re.compile(r"^tcp://[^/\s:]+:(\d{1,5})$")
 _EVENTS = re.compile(r"^tcp://[^/\s:]+:[1-9]\d{0,4}$")
 
 
@@ -25,6 +28,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The name clients use; default: the model reference's last part."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute dtype. `auto`: float32 on a CPU (bf16 has no fast path there), the checkpoint's own elsewhere."""
+    kv_dtype: Literal["auto", "int8"] = "auto"
+    """How keys and values are kept. `auto`: in the compute dtype; `int8`: in ±127 steps of a scale a token and head,
+    a quarter of float32's memory, at a small loss (docs/benchmarks.md)."""
+    quantize: Literal["int8", "int4"] | None = None
+    """Hold matrices in fewer bits than the checkpoint has them in (docs/quantization.md); on a CPU."""
     device: str = "cpu"
     block_size: int = 16
     """Tokens of KV a block."""
@@ -48,6 +56,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     offline: bool = False
     kv_events: str | None = None
     """`tcp://host:port` to publish KV events at (see engine.server.kv_events); replays are on the port after it."""
+    kv_transfer: str | None = None
+    """`tcp://host:port` to offer the KV of prompts at, for replicas that decode them, and leave to take such offers
+    of others. Port 0: any free one. None: neither."""
     step_timeout: float = 300.0
     """Seconds after which a step that has not come back is a dead rank."""
     tp: int = 1
@@ -66,6 +77,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Steps after which the load of experts is looked at, and experts move if that evens it out. None: never."""
     collectives: Literal["auto", "shm", "gloo", "nccl"] = "auto"
     """How ranks talk. `auto`: NCCL on GPUs, shared memory on this host's CPU, Gloo otherwise."""
+    overlap: Literal["auto", "on", "off"] = "auto"
+    """With ep: whether experts' rows travel in two halves, one under way while the other is computed. `auto`: where
+    a measurement at start-up says that it is faster, never over shared memory."""
     rank_timeout: float = 5.0
     """Seconds after which a rank that is stopped, or that others wait for, counts as failed."""
     rendezvous: Literal["local", "env"] = "local"
@@ -84,6 +98,12 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidOption("model", self.model, "a catalog name, path, hub id or URL")
         if self.dtype not in DTYPES:
             raise InvalidOption("dtype", self.dtype, "one of " + ", ".join(DTYPES))
+        if self.kv_dtype not in KV_DTYPES:
+            raise InvalidOption("kv_dtype", self.kv_dtype, "one of " + ", ".join(KV_DTYPES))
+        if self.quantize is not None and self.quantize not in SCHEMES:
+            raise InvalidOption("quantize", self.quantize, "one of " + ", ".join(SCHEMES))
+        if self.quantize is not None and self.device != "cpu":
+            raise InvalidOption("quantize", self.quantize, f"the device cpu; kernels for {self.device} are missing")
         if self.block_size not in (1, 2, 4, 8, 16, 32, 64, 128, 256):
             raise InvalidOption("block_size", self.block_size, "a power of two from 1 to 256")
         _at_least("num_blocks", self.num_blocks, 2)
@@ -92,6 +112,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidOption("kv_share", self.kv_share, "a share above 0 and up to 1")
         if self.kv_events is not None and not _EVENTS.match(self.kv_events):
             raise InvalidOption("kv_events", self.kv_events, "tcp://host:port with a port from 1 to 65534")
+        self._validate_transfer()
         _at_least("max_model_len", self.max_model_len, 2)
         _at_least("max_num_seqs", self.max_num_seqs, 1)
         _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
@@ -102,6 +123,17 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.num_blocks is not None and self.kv_memory is not None:
             raise InvalidOption("kv_memory", self.kv_memory, "either num_blocks or kv_memory, not both")
 
+    def _validate_transfer(self) -> None:
+        if self.kv_transfer is None:
+            return
+        found = _TRANSFER.match(self.kv_transfer)
+        if found is None or int(found[1]) > 65535:
+            raise InvalidOption("kv_transfer", self.kv_transfer, "tcp://host:port with a port from 0 to 65535")
+        if not self.prefix_caching:
+            raise InvalidOption("kv_transfer", self.kv_transfer, "none without prefix_caching")
+        if self.mesh.world > 1 or self.rendezvous == "env":
+            raise InvalidOption("kv_transfer", self.kv_transfer, "none for a replica of several ranks")
+
     def _validate_ranks(self) -> None:
         mesh = self.mesh
         if self.spare_experts < 0 or (self.spare_experts and mesh.ep == 1):
@@ -110,6 +142,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidOption("balance_steps", self.balance_steps, "with ep > 1, a whole number of steps >= 1")
         if self.collectives not in COLLECTIVES:
             raise InvalidOption("collectives", self.collectives, "one of " + ", ".join(COLLECTIVES))
+        if self.overlap not in ("auto", "on", "off"):
+            raise InvalidOption("overlap", self.overlap, "auto, on or off")
         if self.collectives == "nccl" and not self.device.startswith("cuda"):
             raise InvalidOption("collectives", self.collectives, f"shm or gloo with device {self.device}")
         if self.collectives == "shm" and (self.rendezvous == "env" or self.device != "cpu"):

@@ -172,7 +172,7 @@ class Worker:
         index = torch.from_numpy(blocks.astype(np.int64)).to(self._device)
         dirty = torch.zeros(len(blocks), dtype=torch.bool, device=self._device)
         for layer in self._kv.layers:
-            for part in (layer.k, layer.v):
+            for part in layer.parts:
                 dirty |= ~part.index_select(0, index).isfinite().flatten(1).all(1)
         self._kv.clear_blocks(index[dirty].tolist())
 
@@ -182,6 +182,11 @@ class Worker:
         self._refused.pop(sequence_id, None)
         if self._sampler is not None:
             self._sampler.remove(sequence_id)
+
+    @property
+    def kv(self) -> KvCache:
+        """This rank's KV memory."""
+        return self._kv
 
     @property
     def live_sequences(self) -> int:

@@ -3,6 +3,10 @@
     layers[i].k  [N, B, K, D]      block n holds B tokens of one sequence, each K heads of D numbers
     layers[i].v  [N, B, K, Dv]     a token's slot is n * B + offset
 
+In eight bits (`--kv-dtype int8`) a token's head is int8 numbers and a bfloat16 scale, in tensors of their own:
+
+    layers[i].k_scales, .v_scales  [N, B, K]
+
 Latent attention (MLA) caches one vector a token for all heads, (latent, rotated key), in k: K is 1 and Dv is 0.
 
 The token is outside the head, so that writing a row is one contiguous copy and a block is one contiguous piece of
@@ -26,15 +30,27 @@ class LayerKv:
     """[N, B, K, D]"""
     v: Tensor
     """[N, B, K, Dv]"""
+    k_scales: Tensor | None = None
+    """[N, B, K] bfloat16, what a step of an eight-bit k is worth; None: k is what it says."""
+    v_scales: Tensor | None = None
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """All tensors, each [N, B, K, …]."""
+        return tuple(part for part in (self.k, self.v, self.k_scales, self.v_scales) if part is not None)
+
+
+SCALE_TYPE = torch.bfloat16
 
 
 def kv_block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers: B · Σ K·(D + Dv) · bytes of a number."""
+    """Bytes of one block over all layers: B · Σ K·(D + Dv) · bytes of a number, and of two scales in eight bits."""
     per_token = 0
     for layer in spec.layers:
         heads, width, v_width = kv_shape(layer.attention)
-        per_token += heads * (width + v_width)
-    return per_token * block_size * dtype.itemsize
+        scales = 2 * SCALE_TYPE.itemsize if dtype == torch.int8 else 0
+        per_token += heads * ((width + v_width) * dtype.itemsize + scales)
+    return per_token * block_size
 
 
 def kv_shape(attention: AttentionSpec) -> tuple[int, int, int]:
@@ -59,16 +75,18 @@ class KvCache:
         self.layers: list[LayerKv] = []
         for layer in spec.layers:
             heads, width, v_width = kv_shape(layer.attention)
-            self.layers.append(
-                LayerKv(
-                    _zeros((num_blocks, block_size, heads, width), dtype, device),
-                    _zeros((num_blocks, block_size, heads, v_width), dtype, device),
-                )
-            )
+            slots = (num_blocks, block_size, heads)
+            k, v = _zeros((*slots, width), dtype, device), _zeros((*slots, v_width), dtype, device)
+            if dtype != torch.int8:
+                self.layers.append(LayerKv(k, v))
+                continue
+            if layer.attention.kind == "mla":
+                raise EngineError("no eight-bit cache for latent attention; accepted: kv_dtype 'auto'")
+            self.layers.append(LayerKv(k, v, _zeros(slots, SCALE_TYPE, device), _zeros(slots, SCALE_TYPE, device)))
 
     @property
     def bytes(self) -> int:
-        return sum(layer.k.nbytes + layer.v.nbytes for layer in self.layers)
+        return sum(part.nbytes for layer in self.layers for part in layer.parts)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (source, target) each: copy-on-write. Sources are read before targets are written."""
@@ -77,8 +95,8 @@ class KvCache:
         device = self.layers[0].k.device
         source, target = torch.tensor(pairs, dtype=torch.int64).to(device).unbind(1)
         for layer in self.layers:
-            layer.k.index_copy_(0, target, layer.k.index_select(0, source))
-            layer.v.index_copy_(0, target, layer.v.index_select(0, source))
+            for part in layer.parts:
+                part.index_copy_(0, target, part.index_select(0, source))
 
     def clear_blocks(self, blocks: Sequence[int]) -> None:
         """Zero whole blocks: for those of a sequence that met a non-finite number, before anyone else gets them."""
@@ -86,13 +104,14 @@ class KvCache:
             return
         index = torch.tensor(blocks, dtype=torch.int64).to(self.layers[0].k.device)
         for layer in self.layers:
-            layer.k.index_fill_(0, index, 0)
-            layer.v.index_fill_(0, index, 0)
+            for part in layer.parts:
+                part.index_fill_(0, index, 0)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros that cost nothing until they are used: on a CPU the system hands out zero pages at first touch, where
     `torch.zeros` would write gigabytes before the first request."""
-    if device.type != "cpu" or dtype.itemsize not in (2, 4):
+    words = {1: np.int8, 2: np.int16, 4: np.int32}
+    if device.type != "cpu" or dtype.itemsize not in words:
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(shape, np.int16 if dtype.itemsize == 2 else np.int32)).view(dtype)
+    return torch.from_numpy(np.zeros(shape, words[dtype.itemsize])).view(dtype)

@@ -13,10 +13,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from shoal.engine import ops
 from shoal.engine.batch import Batch
 from shoal.engine.kv.cache import KvCache, LayerKv
 from shoal.engine.layers.attention import Attention, Rotation
 from shoal.engine.layers.embedding import Embedding, Head
+from shoal.engine.layers.linear import Weight
 from shoal.engine.layers.loading import Target, cutter
 from shoal.engine.layers.mla import LatentAttention
 from shoal.engine.layers.mlp import GatedMlp
@@ -24,6 +26,7 @@ from shoal.engine.layers.moe import MoeFfn
 from shoal.engine.layers.norm import RmsNorm
 from shoal.engine.layers.rope import RotaryEmbedding
 from shoal.engine.models.names import NormNames, canonical, of_an_expert
+from shoal.engine.ops.stack import DenseLayer, Product, Stack
 from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.parallel.placement import own_layers
 from shoal.engine.weights.errors import WeightsError
@@ -82,6 +85,45 @@ class DecoderLayer(nn.Module):
         out: Tensor = x + fed
         return out
 
+    def dense(self, rope: int | None) -> DenseLayer | None:
+        """What the layer is made of, if this rank alone computes it and it is grouped-query attention and a gated
+        network; `rope` is which of the model's rotations it uses.
+        """
+        attention, mlp = self.attention, self.mlp
+        if not isinstance(attention, Attention) or not isinstance(mlp, GatedMlp):
+            return None
+        if attention.out.group.size > 1 or mlp.down.group.size > 1 or attention.cp.size > 1:
+            return None
+        spec = attention.spec
+
+        def weight(norm: RmsNorm | None) -> Tensor | None:
+            return None if norm is None else norm.weight
+
+        return DenseLayer(
+            attention_norm=self.attention_norm.weight,
+            after_attention_norm=weight(self.after_attention_norm),
+            ffn_norm=self.ffn_norm.weight,
+            after_ffn_norm=weight(self.after_ffn_norm),
+            q_norm=weight(attention.q_norm),
+            k_norm=weight(attention.k_norm),
+            sinks=attention.sinks,
+            qkv=Product(attention.qkv.weight, attention.qkv.bias),
+            out=Product(attention.out.weight, attention.out.bias),
+            gate_up=Product(mlp.gate_up.weight, mlp.gate_up.bias),
+            down=Product(mlp.down.weight, mlp.down.bias),
+            heads=attention.heads,
+            kv_heads=attention.kv_heads,
+            width=spec.head_dim,
+            v_width=spec.v_head_dim,
+            window=spec.window,
+            scale=spec.scale,
+            softcap=spec.softcap,
+            rope=rope,
+            rope_dim=0 if spec.rope is None else spec.rope.dim,
+            interleaved=attention.interleaved,
+            gate=mlp.activation,
+        )
+
     def targets(self, names: NormNames) -> dict[str, Target]:
         found = self.attention_norm.targets(names.attention) | self.ffn_norm.targets(names.ffn)
         if self.after_attention_norm is not None and names.after_attention:
@@ -121,7 +163,7 @@ class CausalLM(nn.Module):
             DecoderLayer(spec.layers[i], spec, dtype, device, mesh, spare_experts) for i in self.stage
         )
         self.norm = RmsNorm(spec.hidden, spec.norm, dtype, device) if mesh.last_stage else None
-        self.head = Head(spec, self._shared_weight(), dtype, device, mesh.tp) if mesh.last_stage else None
+        self.head = Head(spec, self.shared_weight(), dtype, device, mesh.tp) if mesh.last_stage else None
         ropes: list[RopeSpec] = []
         for index in self.stage:
             rope = spec.layers[index].attention.rope
@@ -129,9 +171,10 @@ class CausalLM(nn.Module):
                 ropes.append(rope)
         self.ropes = nn.ModuleList(RotaryEmbedding(rope, max_length, dtype, device) for rope in ropes)
         attentions = [spec.layers[index].attention for index in self.stage]
+        self._stack: tuple[KvCache, Stack | None] | None = None
         self.rope_of_layer = [ropes.index(a.rope) if a.rope else None for a in attentions]
 
-    def _shared_weight(self) -> nn.Parameter | None:
+    def shared_weight(self) -> Weight | None:
         """The embedding's, where the head has the same and both are of this stage."""
         return self.embedding.weight if self.embedding is not None and self.spec.tied_embeddings else None
 
@@ -143,13 +186,30 @@ class CausalLM(nn.Module):
         """
         x = self._enter(batch)
         rotations = [rope(batch.positions) for rope in self.ropes]
+        stack = self._stack_of(kv) if batch.stripe is None else None
+        if stack is not None:
+            x = stack(x, rotations, batch)
+            return x if self.norm is not None else self._leave(x)
         for layer, rope, layer_kv in zip(self.layers, self.rope_of_layer, kv.layers, strict=True):
             x = layer(x, None if rope is None else rotations[rope], batch, layer_kv)
-        if self.norm is not None:
-            return self.norm(x)  # type: ignore[no-any-return]
+        return self.norm(x) if self.norm is not None else self._leave(x)
+
+    def _leave(self, x: Tensor) -> Tensor:
         if len(x):
             self.mesh.pp.send(x, self.mesh.at.pp + 1)
         return x
+
+    def _stack_of(self, kv: KvCache) -> Stack | None:
+        """All layers in one call of the kernels, if they have one; made when weights and cache are there."""
+        if self._stack is None or self._stack[0] is not kv:
+            layers = [layer.dense(rope) for layer, rope in zip(self.layers, self.rope_of_layer, strict=True)]
+            known = [layer for layer in layers if layer is not None]
+            made = None
+            if ops.KERNELS.stack is not None and len(known) == len(layers):
+                norm = None if self.norm is None else self.norm.weight
+                made = ops.KERNELS.stack(known, kv.layers, norm, self.spec.norm.eps, self.dtype, len(self.ropes))
+            self._stack = (kv, made)
+        return self._stack[1]
 
     def _enter(self, batch: Batch) -> Tensor:
         if self.embedding is not None:
@@ -230,7 +290,7 @@ class CausalLM(nn.Module):
             raise WeightsError(f"{len(missing)} of {len(targets)} tensors are missing: {_some(missing)}")
         if unknown:
             raise WeightsError(f"{len(unknown)} tensors are not of {self.spec.architecture}: {_some(unknown)}")
-        if self.head is not None and (shared := self._shared_weight()) is not None:
+        if self.head is not None and (shared := self.shared_weight()) is not None:
             self.head.share_if_equal(shared)
 
     def _of_another_rank(self, bare: str) -> bool:

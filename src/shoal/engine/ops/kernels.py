@@ -1,18 +1,24 @@
 """What an implementation of the ops provides, and which one this process uses."""
 
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from shoal.engine.batch import Batch
 from shoal.engine.errors import InvalidOption
 from shoal.engine.kv.cache import LayerKv
-from shoal.engine.ops import cpu, reference, reference_attention, reference_experts
+from shoal.engine.ops import cpu, reference, reference_attention, reference_experts, reference_quantized
 from shoal.engine.ops.native import NativeOps
 from shoal.engine.ops.native_library import backend
-from shoal.engine.ops.quantized import Int8Weight
+from shoal.engine.ops.native_quantized import QuantizedOps
+from shoal.engine.ops.quantized import QuantizedWeight
+from shoal.engine.ops.reference_quantized import Gate
+from shoal.engine.ops.stack import DenseLayer, NativeStack, Stack, runs_stack
 
 
 class PagedAttention(Protocol):
@@ -53,8 +59,21 @@ class Linear(Protocol):
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
 
 
-class LinearInt8(Protocol):
-    def __call__(self, x: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Tensor: ...
+class QuantizedLinear(Protocol):
+    def __call__(
+        self, x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, gate: Gate | None = None
+    ) -> Tensor: ...
+
+
+class QuantizedExperts(Protocol):
+    def __call__(
+        self,
+        x: Tensor,
+        counts: Sequence[int],
+        weight: QuantizedWeight,
+        bias: Tensor | None = None,
+        gate: Gate | None = None,
+    ) -> Tensor: ...
 
 
 class RopeWrite(Protocol):
@@ -72,6 +91,20 @@ class RopeWrite(Protocol):
 
 class GroupedLinear(Protocol):
     def __call__(self, x: Tensor, counts: Sequence[int], weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
+
+
+class MakeStack(Protocol):
+    def __call__(
+        self,
+        layers: Sequence[DenseLayer],
+        caches: Sequence[LayerKv],
+        norm: Tensor | None,
+        eps: float,
+        dtype: torch.dtype,
+        ropes: int,
+    ) -> Stack | None:
+        """The layers as one call, with `norm` after the last; None where they can't be."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +125,12 @@ class Kernels:
     paged_attention_lse: PagedAttentionLse
     grouped_linear: GroupedLinear = reference_experts.grouped_linear
     swiglu_oai: Callable[[Tensor, float, float], Tensor] = reference_experts.swiglu_oai
-    linear_int8: LinearInt8 = reference.linear_int8
+    quantized_linear: QuantizedLinear = reference_quantized.quantized_linear
+    quantized_experts: QuantizedExperts = reference_quantized.quantized_experts
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = reference.add_rms_norm
     rope_write: RopeWrite = reference.rope_write
+    stack: MakeStack | None = None
+    """None: layers run op by op."""
 
 
 REFERENCE = Kernels(
@@ -117,6 +153,11 @@ def _native(kind: str | None = None) -> Kernels | None:
         return None
     kind = kind or found.kinds[0]
     ops = NativeOps(found.library, kind)
+    quantized = (
+        QuantizedOps(found.library, kind)
+        if hasattr(found.library, "shoal_quantized_linear")
+        else reference_quantized
+    )
     return replace(
         REFERENCE,
         name=f"native-{kind}",
@@ -125,12 +166,29 @@ def _native(kind: str | None = None) -> Kernels | None:
         silu_mul=ops.silu_mul,
         gelu_mul=ops.gelu_mul,
         linear=ops.linear,
-        linear_int8=ops.linear_int8,
+        quantized_linear=quantized.quantized_linear,
+        quantized_experts=quantized.quantized_experts,
         rope_write=ops.rope_write,
         paged_attention=ops.paged_attention,
         paged_attention_lse=ops.paged_attention_lse,
         grouped_linear=ops.grouped_linear,
+        stack=partial(_native_stack, found.library, kind),
     )
+
+
+def _native_stack(
+    library: ctypes.CDLL,
+    kind: str,
+    layers: Sequence[DenseLayer],
+    caches: Sequence[LayerKv],
+    norm: Tensor | None,
+    eps: float,
+    dtype: torch.dtype,
+    ropes: int,
+) -> Stack | None:
+    if not hasattr(library, "shoal_stack") or not runs_stack(layers, caches, norm, dtype, ropes):
+        return None
+    return NativeStack(library, kind, layers, caches, norm, eps)
 
 
 # Best first. An entry gives None where it can't run: not built, or not for this processor.

@@ -14,16 +14,17 @@ from shoal.engine.ops.native_library import (
     ATTENTION,
     GATED_PRODUCT,
     LINEAR,
-    LINEAR_INT8,
     RMS_NORM,
     ROPE_WRITE,
     KernelError,
     Pool,
     kind_index,
 )
-from shoal.engine.ops.quantized import Int8Weight
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
+_CACHE_TYPES = {**_TYPES, torch.int8: 2}
+_MOST_WIDTH = 1024
+"""As in csrc/kernels/kernels.h."""
 _SILU, _GELU_TANH = 0, 1
 
 
@@ -47,7 +48,6 @@ class NativeOps:
     def __init__(self, library: ctypes.CDLL, kind: str) -> None:
         index, pool = kind_index(library, kind), Pool(library)
         self._linear = _Call(library.shoal_linear, index, pool)
-        self._linear_int8 = _Call(library.shoal_linear_int8, index, pool)
         self._rms_norm = _Call(library.shoal_rms_norm, index, pool)
         self._gated = _Call(library.shoal_gated_product, index, pool)
         self._rope_write = _Call(library.shoal_rope_write, index, pool)
@@ -77,32 +77,6 @@ class NativeOps:
                 rows,
                 inputs,
                 outputs,
-                x.stride(0),
-                outputs,
-                kind,
-            )
-        )
-        return out
-
-    def linear_int8(self, x: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Tensor:
-        kind = _TYPES.get(x.dtype)
-        if kind is None or x.dim() != 2 or x.stride(1) != 1 or (bias is not None and bias.dtype != x.dtype):
-            return reference.linear_int8(x, weight, bias)
-        rows, inputs = x.shape
-        outputs, stride = weight.values.shape
-        out = x.new_empty(rows, outputs)
-        self._linear_int8(
-            LINEAR_INT8.pack(
-                x.data_ptr(),
-                weight.values.data_ptr(),
-                weight.scales.data_ptr(),
-                weight.sums.data_ptr(),
-                0 if bias is None else bias.data_ptr(),
-                out.data_ptr(),
-                rows,
-                inputs,
-                outputs,
-                stride,
                 x.stride(0),
                 outputs,
                 kind,
@@ -201,7 +175,8 @@ class NativeOps:
         if (
             kind is None
             or not q.is_cpu
-            or any(t.dtype != q.dtype for t in (k, v, kv.k, kv.v))
+            or any(t.dtype != q.dtype for t in (k, v))
+            or not (_eight_bit(kv) or (kv.k.dtype == q.dtype and kv.v.dtype == q.dtype))
             or not all(_heads_together(t) for t in (q, k, v))
             or not (kv.k.is_contiguous() and kv.v.is_contiguous())
             or (cos is not None and cos.dtype != q.dtype)
@@ -229,6 +204,9 @@ class NativeOps:
                 0 if cos is None else cos.shape[-1],
                 interleaved,
                 kind,
+                _address(kv.k_scales),
+                _address(kv.v_scales),
+                _CACHE_TYPES[kv.k.dtype],
             )
         )
         return q
@@ -275,13 +253,14 @@ class NativeOps:
         sinks: Tensor | None,
         lse: Tensor | None,
     ) -> Tensor | None:
-        kind, kv_kind = _TYPES.get(q.dtype), _TYPES.get(kv.k.dtype)
+        kind, kv_kind = _TYPES.get(q.dtype), _CACHE_TYPES.get(kv.k.dtype)
         k, v = kv.k, kv.v
         if (
             kind is None
             or kv_kind is None
             or not q.is_cpu
             or v.dtype != k.dtype
+            or (k.dtype == torch.int8 and not _eight_bit(kv))
             or not _heads_together(q)
             or not (_slots_even(k) and _slots_even(v))
         ):
@@ -320,6 +299,8 @@ class NativeOps:
                 softcap or 0.0,
                 kind,
                 kv_kind,
+                _address(kv.k_scales),
+                _address(kv.v_scales),
             )
         )
         return out
@@ -328,6 +309,20 @@ class NativeOps:
         self, x: Tensor, counts: Sequence[int], weight: Tensor, bias: Tensor | None = None
     ) -> Tensor:
         return reference_experts.grouped_linear(x, counts, weight, bias, self.linear)
+
+
+def _eight_bit(kv: LayerKv) -> bool:
+    """Whether it is a whole cache in eight bits that the kernels read and write."""
+    scales = (kv.k_scales, kv.v_scales)
+    return (
+        kv.k.dtype == torch.int8
+        and all(part is not None and part.is_contiguous() for part in scales)
+        and max(kv.k.shape[3], kv.v.shape[3]) <= _MOST_WIDTH
+    )
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _heads_together(x: Tensor) -> bool:

@@ -7,6 +7,7 @@ what ctypes takes to convert as many single arguments.
 import ctypes
 import functools
 import importlib.machinery
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from shoal.engine.errors import EngineError
 
 VERSION = 2
 """As `shoal_kernels_version` in csrc/kernels/api.cpp."""
+NOT_BUILT = "the package was built without a C++ compiler: install one and build the package again"
 SPIN_SECONDS = 50e-6
 """How long an idle thread looks for work before it sleeps: a little more than is between two kernels of a step."""
 
@@ -24,8 +26,8 @@ LINEAR = struct.Struct("4P5qi")
 LINEAR_INT8 = struct.Struct("6P6qi")
 RMS_NORM = struct.Struct("4P5qf2i")
 GATED_PRODUCT = struct.Struct("2P3q2i")
-ROPE_WRITE = struct.Struct("8P9q2i")
-ATTENTION = struct.Struct("9P15q2f2i")
+ROPE_WRITE = struct.Struct("8P9q2i2Pi")
+ATTENTION = struct.Struct("9P15q2f2i2P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,12 @@ class Backend:
 
 
 def find_library() -> Path | None:
-    """The compiled library beside this file, if the package was built with a compiler."""
+    """The compiled library beside this file, if the package was built with a compiler.
+
+    SHOAL_KERNELS_LIBRARY names another build of it (`make sanitize` does); set to nothing, there is none.
+    """
+    if (named := os.environ.get("SHOAL_KERNELS_LIBRARY")) is not None:
+        return Path(named) if named else None
     for suffix in importlib.machinery.EXTENSION_SUFFIXES:
         path = Path(__file__).with_name("_kernels" + suffix)
         if path.is_file():
@@ -53,7 +60,7 @@ def backend() -> Backend:
     """What this process can use, found once."""
     path = find_library()
     if path is None:
-        return Backend(None, (), "the package was built without a C++ compiler")
+        return Backend(None, (), NOT_BUILT)
     try:
         library = _load(path)
     except OSError as error:

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.engine.kv.cache import LayerKv
-from shoal.engine.ops.quantized import LARGEST, Int8Weight
 
-SMALLEST_ROW = 1e-30
-"""A row of activations whose largest magnitude is below this counts as zero: its reciprocal must be finite."""
+LARGEST_STEP = 127
+SMALLEST_HEAD = 1e-30
+"""Below it, a step would be too small a number to divide by."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -67,22 +67,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
-def linear_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Tensor:
-    """As `linear`, of rows of x that are rounded to ±127 steps of their largest magnitude / 127.
-
-    A row with a number that isn't finite gives a row of NaN.
-    """
-    wide = x.float()
-    largest = wide.abs().amax(1, keepdim=True)
-    scale = (largest / LARGEST).masked_fill(largest < SMALLEST_ROW, 0.0)
-    # Not LARGEST / largest, which torch works out as a product with the reciprocal, rounded twice.
-    steps = (wide * (torch.full_like(largest, LARGEST) / largest)).round_().masked_fill(largest < SMALLEST_ROW, 0.0)
-    exact = F.linear(steps, weight.values[:, : weight.inputs].float())
-    out = exact * weight.scales * scale
-    out = out.masked_fill(~largest.isfinite(), torch.nan)
-    return (out if bias is None else out + bias.float()).to(x.dtype)
-
-
 def rope_write(
     q: Tensor,
     k: Tensor,
@@ -104,5 +88,23 @@ def rope_write(
 
 def write_kv(kv: LayerKv, k: Tensor, v: Tensor, slots: Tensor) -> None:
     """Put rows k [T, K, D], v [T, K, Dv] where slots [T] say (block · B + offset)."""
-    kv.k.flatten(0, 1).index_copy_(0, slots, k)
-    kv.v.flatten(0, 1).index_copy_(0, slots, v)
+    for rows, cache, scales in ((k, kv.k, kv.k_scales), (v, kv.v, kv.v_scales)):
+        if scales is not None:
+            rows, worth = quantize_heads(rows)
+            scales.flatten(0, 1).index_copy_(0, slots, worth)
+        cache.flatten(0, 1).index_copy_(0, slots, rows)
+
+
+def quantize_heads(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [T, K, D] as ±127 steps, int8, of a bfloat16 scale [T, K] each.
+
+    Scales are rounded up, so that no number is beyond 127 steps. A head whose numbers are all below SMALLEST_HEAD
+    is zero; one with a number that isn't finite has a NaN for a scale, so that all of it is read as NaN.
+    """
+    wide = x.float()
+    largest = wide.abs().amax(-1) if x.shape[-1] else wide.new_zeros(x.shape[:-1])
+    finite, zero = largest.isfinite(), largest < SMALLEST_HEAD
+    bits = ((largest / LARGEST_STEP).view(torch.int32) + 0xFFFF) >> 16
+    worth = (bits << 16).view(torch.float32).masked_fill(zero, 0.0).masked_fill(~finite, torch.nan)
+    steps = (wide / worth[..., None]).round_().masked_fill((zero | ~finite)[..., None], 0.0)
+    return steps.to(torch.int8), worth.bfloat16()

@@ -83,8 +83,8 @@ def _attention(
 
 def _fused(q: Tensor, kv: LayerKv, group: AttentionGroup, scale: float) -> Tensor:
     """One long query: q [n, Q, D] -> [n, Q, Dv]."""
-    k = kv.k.flatten(0, 1).index_select(0, group.slots)
-    v = kv.v.flatten(0, 1).index_select(0, group.slots)
+    k = _gathered(kv.k, kv.k_scales, group.slots, q.dtype)
+    v = _gathered(kv.v, kv.v_scales, group.slots, q.dtype)
     attended = F.scaled_dot_product_attention(
         q.transpose(0, 1)[None],
         k.transpose(0, 1)[None],
@@ -109,13 +109,14 @@ def _explicit(
     """Any group, holding its scores: q [S · n, Q, D] -> [S · n, Q, Dv] and, if wanted, [S · n, Q]."""
     sequences, queries, keys = group.sequences, group.queries, group.keys
     kv_heads, width, v_width = kv.k.shape[2], kv.k.shape[3], kv.v.shape[3]
+    dtype = q.dtype
     shared = q.shape[1] // kv_heads
     if group.short:
-        k = kv.k.view(-1, width).index_select(0, group.slots).view(-1, keys, width)
-        v = kv.v.view(-1, v_width).index_select(0, group.slots).view(-1, keys, v_width)
+        k = _gathered(kv.k, kv.k_scales, group.slots, dtype, by_head=True).view(-1, keys, width)
+        v = _gathered(kv.v, kv.v_scales, group.slots, dtype, by_head=True).view(-1, keys, v_width)
     else:
-        k = kv.k.flatten(0, 1).index_select(0, group.slots).transpose(0, 1)
-        v = kv.v.flatten(0, 1).index_select(0, group.slots).transpose(0, 1)
+        k = _gathered(kv.k, kv.k_scales, group.slots, dtype).transpose(0, 1)
+        v = _gathered(kv.v, kv.v_scales, group.slots, dtype).transpose(0, 1)
     per_query = sequences * q.shape[1] * keys
     slice_queries = max(1, min(queries, SCORE_ELEMENTS // per_query))
     headed = q.view(sequences, queries, kv_heads, shared, width).transpose(1, 2)
@@ -138,6 +139,18 @@ def _explicit(
             denominators.append(lse.transpose(1, 2).reshape(sequences, count, q.shape[1]))
     out = pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
     return out.flatten(0, 1), torch.cat(denominators, 1).flatten(0, 1) if denominators else None
+
+
+def _gathered(
+    cache: Tensor, scales: Tensor | None, slots: Tensor, dtype: torch.dtype, by_head: bool = False
+) -> Tensor:
+    """Cached heads [n, K, D] of slots, or [n, D] of (slot, head) pairs; eight-bit ones by what a step is worth."""
+    rows = cache.view(-1, cache.shape[-1]) if by_head else cache.flatten(0, 1)
+    found = rows.index_select(0, slots)
+    if scales is None:
+        return found
+    worth = scales.view(-1) if by_head else scales.flatten(0, 1)
+    return (found.float() * worth.index_select(0, slots).float()[..., None]).to(dtype)
 
 
 def _hidden(group: AttentionGroup, start: int, count: int, scores: Tensor) -> Tensor | None:

@@ -1,0 +1,65 @@
+// A step through many layers in one call: what a model's dense layers are, and what a step brings.
+#pragma once
+
+#include "kernels.h"
+#include "quantized.h"
+
+namespace shoal {
+
+// The weight of a product, dense [out, in] or packed.
+struct Matrix {
+    const void* w;
+    const void* scales;  // packed only
+    const void* bias;    // [out]; null: none
+    std::int64_t in, out;
+    std::int32_t packed;  // 0: dense, of the step's type; else 1 + Scheme
+    std::int32_t unused;
+};
+
+// x + attention(norm(x)), then the same with the gated feed-forward network; see engine/models/decoder.py.
+struct StackLayer {
+    const void* attention_norm;        // [hidden]
+    const void* after_attention_norm;  // null: none; likewise below
+    const void* ffn_norm;
+    const void* after_ffn_norm;
+    const void* q_norm;  // [width]
+    const void* k_norm;
+    const float* sinks;  // [heads]
+    void* k_cache;  // [slots, kv_heads, width]
+    void* v_cache;  // [slots, kv_heads, v_width]
+    void* k_scales;  // [slots, kv_heads] of an eight-bit cache
+    void* v_scales;
+    Matrix qkv, out, gate_up, down;
+    std::int64_t heads, kv_heads, width, v_width, window, dim;
+    float scale, softcap;
+    std::int32_t rope;  // which angles of the step; -1: nothing is turned
+    std::int32_t interleaved;
+    Gate gate;
+};
+
+constexpr int MOST_ROPES = 4;
+
+struct Stack {
+    const StackLayer* layers;
+    const void* norm;  // after the last layer; null: none
+    void* x;           // [rows, hidden]; changed
+    void* out;         // [rows, hidden]: x after the last layer, normed if there is a norm
+    void* work;        // `shoal_stack_work` bytes
+    const std::int64_t* slots;
+    const std::int32_t* starts;
+    const std::int32_t* contexts;
+    const std::int32_t* tables;
+    const void* cos[MOST_ROPES];  // [rows, dim of the layers that use it]
+    const void* sin[MOST_ROPES];
+    std::int64_t count, rows, hidden, sequences, table_stride, block_size;
+    float eps;
+    Type type;       // of everything but the norms' weights and the cache
+    Type norm_type;
+    Type kv_type;
+};
+
+// Bytes that a step of that many rows works in.
+std::int64_t stack_work(const Stack& stack);
+void run_stack(const Kernels& kernels, const QuantizedKernels& quantized, const Stack& stack);
+
+}  // namespace shoal

@@ -1,0 +1,64 @@
+"""All layers in one call of the compiled kernels against the same layers op by op: the same bits."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from parity.tiny import ALL, TinyModel
+
+from shoal.engine import ops
+from shoal.engine.batch import SequenceRows, build_batch
+from shoal.engine.kv import KvCache
+from shoal.engine.models import CausalLM, build_model
+from shoal.specs import load_model_spec
+
+pytestmark = pytest.mark.skipif(ops.KERNELS.stack is None, reason="no compiled kernels here")
+
+CPU = torch.device("cpu")
+BLOCK = 4
+NAMES = ("llama", "qwen2", "qwen3", "mistral-window", "gemma3", "gemma3-softcap", "rope-llama3", "rope-yarn")
+TINY = [tiny for tiny in ALL if tiny.name in NAMES]
+STEPS = (
+    [SequenceRows([3, 5, 7, 9, 11, 2, 4], 0, [1, 2], 1), SequenceRows([8] * 21, 0, [3, 4, 5, 6, 7, 8], 1)],
+    [SequenceRows([6], 7, [1, 2]), SequenceRows([9, 1, 4], 21, [3, 4, 5, 6, 7, 8], 3), SequenceRows([1], 0, [9])],
+    [SequenceRows([6], 24, [3, 4, 5, 6, 7, 8, 10])],
+)
+
+
+def _model(tiny: TinyModel, folder: Path, dtype: torch.dtype, scheme: str | None = None) -> CausalLM:
+    (folder / "config.json").write_text(json.dumps(tiny.config().to_dict(), default=str))
+    model = build_model(load_model_spec(folder), dtype, CPU, 256)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2 + (parameter.dim() == 1))
+    return model
+
+
+def _run(model: CausalLM, kv: KvCache, one_call: bool) -> list[torch.Tensor]:
+    if not one_call:
+        model._stack = (kv, None)
+    outputs = [model(build_batch(shares, BLOCK, CPU), kv) for shares in STEPS]
+    assert model._stack is not None and (model._stack[1] is not None) == one_call
+    return outputs
+
+
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=["auto", "int8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: tiny.name)
+def test_one_call_gives_the_same_bits(tiny: TinyModel, dtype, kv_dtype, tmp_path: Path) -> None:
+    assert {tiny.name for tiny in TINY} == set(NAMES)
+    model = _model(tiny, tmp_path, dtype)
+    one, other = (KvCache(model.spec, 16, BLOCK, kv_dtype or dtype, CPU) for _ in range(2))
+    for ours, expected in zip(_run(model, one, True), _run(model, other, False), strict=True):
+        assert bool(expected.isfinite().all())
+        assert torch.equal(ours, expected)
+    for layer, same in zip(one.layers, other.layers, strict=True):
+        for part, expected in zip(layer.parts, same.parts, strict=True):
+            assert torch.equal(part, expected)
+
+
+def test_layers_that_are_not_dense_run_op_by_op(tmp_path: Path) -> None:
+    tiny = next(tiny for tiny in ALL if tiny.name == "deepseek-v3")
+    model = _model(tiny, tmp_path, torch.float32)
+    _run(model, KvCache(model.spec, 16, BLOCK, torch.float32, CPU), one_call=False)
