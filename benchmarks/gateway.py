@@ -1,10 +1,12 @@
 """What a gateway costs: Shoal's beside two Rust routers, before the same two engines that answer at once.
 
-    python benchmarks/gateway.py [--seconds 5] [--rounds 3] [--append FILE]
+    python benchmarks/gateway.py [--seconds 4] [--rounds 3] [--quick] [--append FILE]
 
-wrk drives one 960-byte chat request: the added median at one connection, requests/s and 100-chunk streams/s at 16.
-Rounds are interleaved. Each gateway forwards round robin; the engines and wrk take their share of the machine too,
-so compare the columns of one run and nothing else. Routers are found in BENCH_ROUTERS (a virtual environment).
+wrk drives one 960-byte chat request: the added median at one connection, requests/s and 100-chunk streams/s at 16,
+and the processor time that the gateway's process took for each, over all its threads. Rounds are interleaved. Every
+gateway forwards round robin; Shoal is measured with its default policy besides. Engines and wrk take their share of
+the machine too, so compare the rows of one run and nothing else. Routers are found in BENCH_ROUTERS (a virtual
+environment).
 """
 
 import argparse
@@ -23,6 +25,8 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from gateway_cost import Engine
 from machine import append, describe
@@ -62,20 +66,22 @@ def serve_engine(port: int) -> None:
     uvloop.run(main())
 
 
-def serve_shoal(port: int, engines: list[str]) -> None:
+def serve_shoal(port: int, engines: list[str], policy: str) -> None:
     """Shoal's gateway over fixed engines, until killed."""
     import uvicorn
 
-    from shoal.fleet.gateway import Gateway
+    from shoal.engine.server.transport import HttpProtocol
+    from shoal.fleet.gateway import Gateway, GatewayConfig
     from shoal.fleet.registry import Registry, ReplicaHandle
+    from shoal.policy.routing import RouterConfig
 
     registry = Registry()
     for place, url in enumerate(engines):
         registry.add(ReplicaHandle(name=f"r{place}", url=url, models=("mock",)))
     uvicorn.run(
-        Gateway(registry),
+        Gateway(registry, GatewayConfig(router=RouterConfig(policy=policy))),
         port=port,
-        http="httptools",
+        http=HttpProtocol,
         loop="uvloop",
         lifespan="off",
         access_log=False,
@@ -88,7 +94,11 @@ class Figures:
     p50: float
     """Seconds, at one connection."""
     requests: float
+    """A second, at 16 connections; so are streams."""
     streams: float
+    request_cpu: float
+    """Seconds of processor time for one."""
+    stream_cpu: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,26 +133,46 @@ class Wrk:
             raise Absent(f"c={connections}: " + ("; ".join(wrong) or done.stderr[-200:] or "wrk said nothing"))
         return float(rate.group(1)), float(half.group(1)) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[half.group(2)]
 
-    def figures(self, url: str) -> Figures:
-        _, p50 = self.drive(url, 1, False)
-        requests, _ = self.drive(url, 16, False)
-        streams, _ = self.drive(url, 16, True)
-        return Figures(p50, requests, streams)
+    def figures(self, side: "Side") -> Figures:
+        _, p50 = self.drive(side.url, 1, False)
+        started = side.cpu()
+        requests, _ = self.drive(side.url, 16, False)
+        between = side.cpu()
+        streams, _ = self.drive(side.url, 16, True)
+        spent = between - started, side.cpu() - between
+        each = [s / self.seconds / rate for s, rate in zip(spent, (requests, streams), strict=True)]
+        return Figures(p50, requests, streams, each[0], each[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A running gateway, or an engine itself."""
+
+    url: str
+    pid: int
+
+    def cpu(self) -> float:
+        """Seconds of processor time that its process and its children have taken so far."""
+        process = psutil.Process(self.pid)
+        times = [p.cpu_times() for p in (process, *process.children(recursive=True))]
+        return sum(t.user + t.system for t in times)
 
 
 @contextlib.contextmanager
-def child(target: Callable[..., None], *arguments: object) -> Iterator[None]:
+def child(target: Callable[..., None], *arguments: object) -> Iterator[int]:
+    """A function in a process of its own; its pid."""
     process = mp.get_context("spawn").Process(target=target, args=arguments, daemon=True)
     process.start()
+    assert process.pid is not None
     try:
-        yield
+        yield process.pid
     finally:
         process.kill()
         process.join(15)
 
 
 @contextlib.contextmanager
-def router(name: str, command: list[str], port: int, logs: Path) -> Iterator[str]:
+def router(name: str, command: list[str], port: int, logs: Path) -> Iterator[Side]:
     """A router as a process of its own, ready."""
     if not Path(command[0]).exists():
         raise Absent(f"{name}: no program at {command[0]}")
@@ -153,7 +183,7 @@ def router(name: str, command: list[str], port: int, logs: Path) -> Iterator[str
         url = f"http://127.0.0.1:{port}"
         wait_for(f"{url}/health", process, 60, log)
         answers(url, 60, log)
-        yield url
+        yield Side(url, process.pid)
     finally:
         stop(process)
 
@@ -195,21 +225,28 @@ def table(found: dict[str, list[Figures]]) -> str:
         return statistics.median(read(f) for f in found[name])
 
     direct = middle("direct", lambda f: f.p50)
-    lines = ["| gateway | added p50, c=1 | requests/s, c=16 | 100-chunk streams/s, c=16 |", "|---|---|---|---|"]
+    lines = [
+        "| gateway | added p50, c=1 | requests/s, c=16 | 100-chunk streams/s, c=16 | CPU/request | CPU/stream |",
+        "|---|---|---|---|---|---|",
+    ]
     for name in found:
         added = "–" if name == "direct" else f"{(middle(name, lambda f: f.p50) - direct) * 1e3:.2f} ms"
         requests, streams = middle(name, lambda f: f.requests), middle(name, lambda f: f.streams)
-        lines.append(f"| {name} | {added} | {requests:,.0f} | {streams:,.0f} |")
-    return (
-        "\n".join(lines)
-        + f"\n\nDirect p50 at c=1: {direct * 1e3:.2f} ms. Medians of {len(found['direct'])} rounds."
+        cpu = [f"{middle(name, read) * 1e6:,.0f} µs" for read in (lambda f: f.request_cpu, lambda f: f.stream_cpu)]
+        lines.append(f"| {name} | {added} | {requests:,.0f} | {streams:,.0f} | " + " | ".join(cpu) + " |")
+    notes = (
+        f"\n\nDirect p50 at c=1: {direct * 1e3:.2f} ms. Medians of {len(found['direct'])} rounds. CPU: "
+        "processor time of the gateway's process, the kernel's part included; a million over it is what one core can do. Shoal "
+        "uses one core, the routers as many as there are."
     )
+    return "\n".join(lines) + notes
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=int, default=5, help="of each of three measurements")
+    parser.add_argument("--seconds", type=int, default=4, help="of each of three measurements")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one round of two seconds each, to see that it works")
     parser.add_argument("--routers", default=os.environ.get("BENCH_ROUTERS", "/opt/peers/routers"))
     parser.add_argument("--append", type=Path)
     asked = parser.parse_args()
@@ -220,31 +257,33 @@ def main() -> None:
     found: dict[str, list[Figures]] = {}
     with contextlib.ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-gateways-")))
-        wrk = Wrk(program, logs, asked.seconds)
+        wrk = Wrk(program, logs, 2 if asked.quick else asked.seconds)
         ports = [free_port(), free_port()]
-        for port in ports:
-            stack.enter_context(child(serve_engine, port))
         engines = [f"http://127.0.0.1:{port}" for port in ports]
-        urls = {"direct": engines[0]}
-        shoal = free_port()
-        stack.enter_context(child(serve_shoal, shoal, engines))
-        urls["shoal"] = f"http://127.0.0.1:{shoal}"
+        sides: dict[str, Side] = {}
+        for engine, port in zip(engines, ports, strict=True):
+            sides.setdefault("direct", Side(engine, stack.enter_context(child(serve_engine, port))))
+        for name, policy in (("shoal", "round_robin"), ("shoal, default policy", "default")):
+            port = free_port()
+            pid = stack.enter_context(child(serve_shoal, port, engines, policy))
+            sides[name] = Side(f"http://127.0.0.1:{port}", pid)
+            answers(sides[name].url, 60, logs / "none")
         names = {name: free_port() for name in ("vllm-router", "smg")}
         for name, command in commands(Path(asked.routers) / "bin", engines, names).items():
             try:
-                urls[name] = stack.enter_context(router(name, command, names[name], logs))
+                sides[name] = stack.enter_context(router(name, command, names[name], logs))
             except Absent as error:
                 left_out.append(f"{name}: {error}")
-        for number in range(asked.rounds):
-            order = list(urls)
+        for number in range(1 if asked.quick else asked.rounds):
+            order = list(sides)
             for name in order if number % 2 == 0 else reversed(order):
                 try:
-                    figures = wrk.figures(urls[name])
+                    figures = wrk.figures(sides[name])
                 except Absent as error:
                     left_out.append(f"{name}, round {number + 1}: {error}")
                     continue
                 found.setdefault(name, []).append(figures)
-                print(f"  round {number + 1}: {name:<12} {figures}", flush=True)
+                print(f"  round {number + 1}: {name:<22} {figures}", flush=True)
     if "direct" not in found:
         sys.exit("the mock engines gave nothing: " + "; ".join(left_out))
     facts.append(("command", shlex.join(["python", *sys.argv])))

@@ -1,6 +1,7 @@
 """What the gateway costs: requests and streams a second per core, before engines that answer at once.
 
-    python benchmarks/gateway_cost.py [--seconds 3] [--concurrency 16] [--url OTHER_ROUTER --ports 9001,9002]
+    python benchmarks/gateway_cost.py [--seconds 3] [--concurrency 16] [--policy round_robin]
+                                      [--url OTHER_ROUTER --ports 9001,9002]
 
 Each run prints wall-clock rates and, for our own gateway, CPU time a request, which other work on the machine
 changes less. With `--url` another router is driven in the same way; it must have been told of engines on `--ports`.
@@ -75,24 +76,27 @@ async def _engines(ports: list[int], pipe: Connection) -> None:
     await asyncio.Event().wait()
 
 
-async def _gateway(ports: list[int], pipe: Connection) -> None:
+async def _gateway(ports: list[int], pipe: Connection, policy: str) -> None:
     import uvicorn
 
-    from shoal.fleet.gateway import Gateway
+    from shoal.engine.server.transport import HttpProtocol
+    from shoal.fleet.gateway import Gateway, GatewayConfig
     from shoal.fleet.registry import Registry, ReplicaHandle
+    from shoal.policy.routing import RouterConfig
 
     registry = Registry()
     for place, port in enumerate(ports):
         registry.add(ReplicaHandle(name=f"r{place}", url=f"http://127.0.0.1:{port}", models=("mock",)))
+    gateway = Gateway(registry, GatewayConfig(router=RouterConfig(policy=policy)))
     options = {
-        "http": "httptools",
+        "http": HttpProtocol,
         "loop": "none",
         "lifespan": "off",
         "access_log": False,
         "proxy_headers": False,
         "log_config": None,
     }
-    server = uvicorn.Server(uvicorn.Config(Gateway(registry), port=0, **options))  # type: ignore[arg-type]
+    server = uvicorn.Server(uvicorn.Config(gateway, port=0, **options))  # type: ignore[arg-type]
     serving = asyncio.ensure_future(server.serve())
     while not server.started:  # noqa: ASYNC110 — uvicorn has no event for it
         await asyncio.sleep(0.01)
@@ -111,14 +115,14 @@ async def _gateway(ports: list[int], pipe: Connection) -> None:
     await serving
 
 
-def _run(work: object, ports: list[int], pipe: Connection) -> None:
+def _run(work: object, ports: list[int], pipe: Connection, more: tuple[object, ...]) -> None:
     with contextlib.suppress(KeyboardInterrupt):
-        uvloop.run(work(ports, pipe))  # type: ignore[operator]
+        uvloop.run(work(ports, pipe, *more))  # type: ignore[operator]
 
 
-def _start(work: object, ports: list[int]) -> tuple[mp.Process, Connection]:
+def _start(work: object, ports: list[int], *more: object) -> tuple[mp.Process, Connection]:
     ours, theirs = mp.Pipe()
-    process = mp.Process(target=_run, args=(work, ports, theirs), daemon=True)
+    process = mp.Process(target=_run, args=(work, ports, theirs, more), daemon=True)
     process.start()
     return process, ours
 
@@ -179,6 +183,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--policy", default="round_robin", help="of our gateway")
     parser.add_argument("--url", help="another router's port on this machine")
     parser.add_argument("--ports", default="0,0", help="ports of the mock engines")
     asked = parser.parse_args()
@@ -190,7 +195,7 @@ def main() -> None:
     if asked.url:
         port = int(asked.url.rsplit(":", 1)[1])
     else:
-        gateway, cpu = _start(_gateway, ports)
+        gateway, cpu = _start(_gateway, ports, asked.policy)
         started.append(gateway)
         port = cpu.recv()
     try:

@@ -4,11 +4,14 @@ import asyncio
 import logging
 import re
 import uuid
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 from shoal.engine.server.errors import JSON_TYPE, ApiError, error_json, internal_error, shutting_down
+from shoal.engine.server.transport import ON_LOST
 from shoal.fleet.gateway.body import Endpoint, Parsed, Sizer, parse, route_request
 from shoal.fleet.gateway.config import GatewayConfig
 from shoal.fleet.gateway.dispatch import Dispatcher
@@ -173,7 +176,7 @@ class Gateway:
         record.key = client.name
         if self.draining:
             raise shutting_down()
-        body = await self._body(receive, content_type, length)
+        body = await self._body(receive, content_type, length, task)
         parsed = parse(endpoint, body)
         if self._prompts is not None:
             self._prompts.add(record, body)
@@ -181,11 +184,11 @@ class Gateway:
         charged = exchange.charge
         client.charge(charged, self.registry.clock())
         self._live[task] = exchange
-        watcher = asyncio.ensure_future(self._watch(receive, task))
+        unwatch = self._watched(scope, receive, task)
         try:
             await exchange.run()
         finally:
-            watcher.cancel()
+            unwatch()
             used = exchange.usage
             client.settle(charged, used.prompt_tokens + used.output if used is not None else charged)
             if used is not None:
@@ -246,7 +249,7 @@ class Gateway:
             send=send,
         )
 
-    async def _body(self, receive: Receive, content_type: bytes, length: bytes) -> bytes:
+    async def _body(self, receive: Receive, content_type: bytes, length: bytes, task: "asyncio.Task[Any]") -> bytes:
         media = content_type.split(b";", 1)[0].strip().lower()
         if media != b"application/json" and not media.endswith(b"+json"):
             shown = media[:80].decode("latin-1")
@@ -259,8 +262,6 @@ class Gateway:
         limit = self.config.max_body_bytes
         if length.isdigit() and int(length) > limit:
             raise _too_large(limit)
-        task = asyncio.current_task()
-        assert task is not None
         self._reading[task] = self.registry.clock()
         parts: list[bytes] = []
         size = 0
@@ -290,10 +291,21 @@ class Gateway:
         finally:
             del self._reading[task]
 
+    def _watched(self, scope: Scope, receive: Receive, task: "asyncio.Task[Any]") -> Callable[[], object]:
+        """End the request if its client leaves, at whatever stage it is; what is returned ends that."""
+        on_lost = (scope.get("extensions") or {}).get(ON_LOST)
+        if on_lost is None:
+            # Another server than ours: somebody has to wait for it.
+            return asyncio.ensure_future(self._watch(receive, task)).cancel
+        on_lost(partial(self._left, task))
+        return partial(on_lost, None)
+
     async def _watch(self, receive: Receive, task: "asyncio.Task[Any]") -> None:
-        """End a request whose client has left, at whatever stage it is."""
         while (await receive())["type"] != "http.disconnect":
             pass
+        self._left(task)
+
+    def _left(self, task: "asyncio.Task[Any]") -> None:
         if task in self._live:
             self._gone.add(task)
             task.cancel()

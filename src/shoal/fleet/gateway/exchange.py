@@ -244,8 +244,7 @@ class Exchange:
         self.started = True
         self.record.status = answer.status
         await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        await self._write(body)
-        await self._finish()
+        await self._write(body, last=True)
 
     async def _stream(self, leg: Leg, answer: Answer) -> None:
         cutter, config, clock, lease = Cutter(), self._config, self._clock, leg.lease
@@ -331,9 +330,9 @@ class Exchange:
 
     # To the client.
 
-    async def _write(self, data: bytes) -> None:
+    async def _write(self, data: bytes, *, last: bool = False) -> None:
         self.sending_since = self._clock()
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
         self.sending_since = None
         self.record.bytes_sent += len(data)
 
@@ -359,5 +358,4 @@ class Exchange:
         headers.append((b"content-length", b"%d" % len(refusal.body)))
         self.started = True
         await self._send({"type": "http.response.start", "status": refusal.status, "headers": headers})
-        await self._write(refusal.body)
-        await self._finish()
+        await self._write(refusal.body, last=True)
