@@ -129,6 +129,7 @@ async def serving(app: Any) -> AsyncIterator[str]:
         http="httptools",
         loop="none",
         lifespan="off",
+        timeout_keep_alive=120,
         log_config=None,
         access_log=False,
     )
