@@ -18,6 +18,7 @@ class Answer:
         self.sequence_id = sequence_id
         self.params = params_of_choice(request.params, index)
         self.token_ids: list[int] = []
+        """All of its output, what another replica gave before included."""
         self.stop_string: str | None = None
         self.last_token_time: float | None = None
         self._detokenizer = IncrementalDetokenizer(
@@ -25,6 +26,10 @@ class Answer:
         )
         self._stops = StopMatcher(request.params.stop, include_stop=request.params.include_stop_str_in_output)
         self._prompt_logprobs: list[TokenLogprobs] = []
+        for token in request.output:
+            # Their text is the client's already; what they leave unfinished (half a character, the beginning of a
+            # stop string) is not.
+            self._push(token)
 
     def advance(self, output: Output) -> RequestOutput:
         """What is new in text and tokens. A stop string found here ends the answer, whatever `output` says."""
@@ -59,14 +64,23 @@ class Answer:
         """Take in tokens up to the one that completes a stop string; how many, and the text they free."""
         text = ""
         for count, token in enumerate(output.tokens, start=1):
-            self.token_ids.append(token)
             # The token that ends it is no part of the text unless it is asked for.
             hidden = token == output.stop_token and count == len(output.tokens)
             if hidden and not self.params.include_stop_str_in_output:
+                self.token_ids.append(token)
                 continue
-            may_stop = len(self.token_ids) > self.params.min_tokens
-            text += self._stops.push(self._detokenizer.push((token,)), match=may_stop)
+            text += self._push(token)
             if self._stops.matched is not None:
                 self.stop_string = self._stops.matched
                 return count, text
         return len(output.tokens), text
+
+    def _push(self, token: int) -> str:
+        self.token_ids.append(token)
+        may_stop = len(self.token_ids) > self.params.min_tokens
+        return self._stops.push(self._detokenizer.push((token,)), match=may_stop)
+
+    @property
+    def ended_before(self) -> bool:
+        """Whether the output it began with holds a stop string: nothing can come after that."""
+        return self._stops.matched is not None

@@ -10,13 +10,17 @@ import asyncio
 import contextlib
 import logging
 import queue
+import secrets
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 
 from shoal.engine.core import EngineCore, Observer
-from shoal.engine.errors import EngineDead, InvalidRequest
+from shoal.engine.errors import EngineDead, EngineError, InvalidRequest
 from shoal.engine.frontend import Frontend
+from shoal.engine.handoff.params import KvTransferParams
+from shoal.engine.handoff.transfers import KvTransfers
+from shoal.engine.kv.blocks import KvBlocks
 from shoal.engine.load import load_engine
 from shoal.engine.options import EngineOptions
 from shoal.engine.outputs import EngineStats, RequestOutput
@@ -43,14 +47,35 @@ class AsyncEngine:
         self._idle = asyncio.Event()
         self._idle.set()
         self._dead: str | None = None
+        self._transfers: KvTransfers | None = None
         self._thread = threading.Thread(target=self._run, name="shoal-engine", daemon=True)
         self._thread.start()
 
     @classmethod
-    async def start(cls, options: EngineOptions, observer: Observer | None = None) -> "AsyncEngine":
-        """Load the model in a thread and begin serving. Raises EngineError or SourceError saying what is wrong."""
+    async def start(
+        cls, options: EngineOptions, observer: Observer | None = None, kv_key: str | None = None
+    ) -> "AsyncEngine":
+        """Load the model in a thread and begin serving. Raises EngineError or SourceError saying what is wrong.
+
+        `kv_key` is shared by replicas that hand KV to each other; None: nobody else's is taken.
+        """
         core, frontend = await asyncio.to_thread(load_engine, options, observer)
-        return cls(core, frontend, asyncio.get_running_loop())
+        engine = cls(core, frontend, asyncio.get_running_loop())
+        if options.kv_transfer is not None:
+            await engine._share_kv(options.kv_transfer, kv_key or secrets.token_hex(32))
+        return engine
+
+    async def _share_kv(self, address: str, key: str) -> None:
+        blocks = self._core.kv_store
+        assert isinstance(blocks, KvBlocks)
+        self._transfers = KvTransfers(
+            blocks, self._core.stats().kv_block_tokens, key.encode(), lambda work: self._commands.put(work)
+        )
+        try:
+            await self._transfers.start(address)
+        except EngineError:
+            await self.close()
+            raise
 
     @property
     def model_name(self) -> str:
@@ -77,7 +102,8 @@ class AsyncEngine:
         return self._dead is None and self._thread.is_alive()
 
     def stats(self) -> EngineStats:
-        return self._core.stats()
+        stats = self._core.stats()
+        return stats if self._transfers is None else self._transfers.counted(stats)
 
     def watch(self, observer: Observer) -> None:
         """Who is told of steps and finished requests from now on."""
@@ -109,11 +135,21 @@ class AsyncEngine:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        output: Sequence[int] = (),
+        kv_transfer: KvTransferParams | None = None,
     ) -> EngineRequest:
         """A checked request for `stream`, or InvalidRequest. Callable from any thread: long prompts and grammars
         take a while, and the event loop has other streams to serve.
         """
-        return self._frontend.prepare(prompt, params, request_id, priority=priority, cache_salt=cache_salt)
+        return self._frontend.prepare(
+            prompt,
+            params,
+            request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            output=output,
+            kv_transfer=kv_transfer,
+        )
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of a prepared request. Closing the generator aborts it."""
@@ -127,6 +163,8 @@ class AsyncEngine:
         self._idle.clear()
         remaining = request.params.n
         try:
+            if self._transfers is not None:
+                await self._transfers.take_over(request)
             await self._added(request)
             while remaining:
                 output = await stream.get()
@@ -136,6 +174,8 @@ class AsyncEngine:
             del self._streams[request_id]
             if not self._streams:
                 self._idle.set()
+            while not stream.empty():
+                self._withdraw(stream.get_nowait())
             if remaining:
                 self._commands.put(lambda core: core.abort(request_id))
 
@@ -202,19 +242,33 @@ class AsyncEngine:
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
             stream = self._streams.get(output.request_id)
+            if self._transfers is not None:
+                output = self._transfers.announce(output)
             if stream is not None:
                 stream.put_nowait(output)
+            else:
+                self._withdraw(output)
+
+    def _withdraw(self, output: RequestOutput) -> None:
+        """Nobody hears of this output: what is held for its sake is held in vain."""
+        if self._transfers is not None:
+            self._transfers.withdraw(output)
 
     async def drain(self, timeout: float) -> bool:
         """Wait until no request is live, at most `timeout` seconds; whether that came about."""
+        deadline = self._loop.time() + timeout
         try:
             await asyncio.wait_for(self._idle.wait(), timeout)
         except TimeoutError:
             return False
+        if self._transfers is not None:
+            await self._transfers.drain(max(0.0, deadline - self._loop.time()))
         return True
 
     async def close(self, timeout: float = 10.0) -> None:
         """Stop the engine thread after the step under way. Live requests get nothing more."""
+        if self._transfers is not None:
+            await self._transfers.close()
         self._commands.put(None)
         await asyncio.to_thread(self._thread.join, timeout)
         if self._thread.is_alive():

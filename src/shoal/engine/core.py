@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
+import msgspec
+
 from shoal.engine.answer import Answer
 from shoal.engine.errors import EngineDead
 from shoal.engine.executor import Executor
@@ -47,6 +49,12 @@ class KvEventSink(Protocol):
     def close(self) -> None: ...
 
 
+class KvStore(Protocol):
+    """KV memory by blocks, where blocks may cross to other replicas."""
+
+    def write(self, blocks: Sequence[int], data: bytes) -> None: ...
+
+
 class EngineCore:
     """Owns the scheduler and the executor; turns requests into outputs, step by step."""
 
@@ -60,6 +68,7 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         kv_events: KvEventSink | None = None,
         balancer: ExpertBalancer | None = None,
+        kv_store: KvStore | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
@@ -71,6 +80,9 @@ class EngineCore:
         self._placement: ExpertPlacement | None = None
         self._clock = clock
         self._kv_events = kv_events
+        self.kv_store = kv_store
+        """None: blocks stay where they are."""
+        self._handoffs = scheduler.handoffs if isinstance(scheduler, Scheduler) else None
         self._answers: dict[int, Answer] = {}
         self._by_request: dict[str, list[int]] = {}
         self._in_flight: deque[tuple[StepPlan, Future[StepResult], float]] = deque()
@@ -90,7 +102,10 @@ class EngineCore:
         try:
             for index in range(request.params.n):
                 answer = Answer(request, index, self._next_id, self._tokenizer)
-                self._scheduler.add(_scheduler_request(answer, self._tokenizer), self._clock())
+                if answer.ended_before:
+                    raise RequestRefused("the output that is given already ends with a stop string")
+                hand_off = self.kv_store is not None and _hands_off(request)
+                self._scheduler.add(_scheduler_request(answer, self._tokenizer, hand_off), self._clock())
                 self._answers[answer.sequence_id] = answer
                 ids.append(self._next_id)
                 self._next_id += 1
@@ -162,7 +177,34 @@ class EngineCore:
             self._scheduler.finish(output.request_id, "stop")
         if delta.finished:
             self._retire(answer, output, delta)
+            if self._handoffs is not None and (held := self._handoffs.get(answer.sequence_id)) is not None:
+                return msgspec.structs.replace(delta, held=held)
         return delta
+
+    # Blocks that cross to other replicas.
+
+    def release_held(self, sequence_id: int) -> None:
+        """Nobody needs the blocks that a request left for another replica; again is no error."""
+        if self._handoffs is not None:
+            self._handoffs.release(sequence_id)
+
+    def known_prefix(self, hashes: Sequence[bytes]) -> int:
+        """How many leading blocks of these are here."""
+        return self._handoffs.known(hashes) if self._handoffs is not None else 0
+
+    def import_blocks(
+        self, tokens: Sequence[int], hashes: Sequence[bytes], first: int, count: int, data: bytes
+    ) -> bool:
+        """Put blocks `first` … of a prompt into the cache; False if there is no room for them now."""
+        if self._handoffs is None or self.kv_store is None or (blocks := self._handoffs.begin(count)) is None:
+            return False
+        try:
+            self.kv_store.write(blocks, data)
+        except BaseException:
+            self._handoffs.drop(blocks)
+            raise
+        self._handoffs.store(blocks, first, hashes, tokens)
+        return True
 
     def _retire(self, answer: Answer, output: Output, delta: RequestOutput) -> None:
         del self._answers[answer.sequence_id]
@@ -181,7 +223,7 @@ class EngineCore:
                     finish=self._clock(),
                     prompt_tokens=output.prompt_tokens,
                     cached_tokens=output.cached_tokens,
-                    generated_tokens=len(answer.token_ids),
+                    generated_tokens=len(answer.token_ids) - len(answer.request.output),
                     finish_reason=delta.finish_reason or "",
                 )
             )
@@ -247,11 +289,17 @@ class EngineCore:
             self._kv_events.close()
 
 
-def _scheduler_request(answer: Answer, tokenizer: Tokenizer) -> Request:
+def _hands_off(request: EngineRequest) -> bool:
+    return request.kv_transfer is not None and request.kv_transfer.do_remote_decode
+
+
+def _scheduler_request(answer: Answer, tokenizer: Tokenizer, hand_off: bool) -> Request:
     params = answer.params
     return Request(
         id=answer.sequence_id,
         prompt=answer.request.prompt,
+        output=answer.request.output,
+        hand_off=hand_off,
         max_tokens=params.max_tokens,
         min_tokens=params.min_tokens,
         stop_token_ids=params.stop_token_ids,

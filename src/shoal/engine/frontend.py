@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from shoal.engine.errors import InvalidRequest
+from shoal.engine.handoff.params import KvTransferParams
 from shoal.engine.request import EngineRequest
 from shoal.engine.sampling.errors import InvalidParameter
 from shoal.engine.sampling.guided import GuidedCompiler
@@ -46,8 +47,13 @@ class Frontend:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        output: Sequence[int] = (),
+        kv_transfer: KvTransferParams | None = None,
     ) -> EngineRequest:
-        """A request the engine can compute. Raises InvalidRequest: field, value, what is accepted."""
+        """A request the engine can compute. Raises InvalidRequest: field, value, what is accepted.
+
+        `output` are tokens that another replica has given already, to be gone on from.
+        """
         ids = tuple(self.tokenizer.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)
         low, high = PRIORITY_RANGE
         if not low <= priority <= high:
@@ -59,6 +65,7 @@ class Frontend:
                 raise InvalidParameter("prompt", prompt, "at least one token")
             validate_token_ids("prompt", ids, self.spec.vocab)
             params = self._checked(params, len(ids))
+            self._check_output(tuple(output), params)
         except InvalidParameter as error:
             raise InvalidRequest(error.field, error.value, error.accepted) from error
         return EngineRequest(
@@ -67,8 +74,27 @@ class Frontend:
             params=params,
             priority=priority,
             cache_salt=cache_salt,
+            output=tuple(output),
+            kv_transfer=kv_transfer,
             text_prompt=isinstance(prompt, str),
         )
+
+    def _check_output(self, output: tuple[int, ...], params: SamplingParams) -> None:
+        if not output:
+            return
+        name = "resume_token_ids"
+        validate_token_ids(name, output, self.spec.vocab)
+        if params.n != 1:
+            raise InvalidParameter("n", params.n, f"1 with {name}")
+        if params.prompt_logprobs is not None:
+            raise InvalidParameter("prompt_logprobs", params.prompt_logprobs, f"none with {name}")
+        if params.max_tokens is not None and len(output) >= params.max_tokens:
+            raise InvalidParameter(
+                name, f"{len(output)} tokens", f"fewer than max_tokens ({params.max_tokens}), which counts them"
+            )
+        ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self.tokenizer.eos_token_ids))
+        if (found := next((t for t in output[params.min_tokens :] if t in ends), None)) is not None:
+            raise InvalidParameter(name, found, "tokens that don't end the answer")
 
     def _checked(self, params: SamplingParams, prompt_length: int) -> SamplingParams:
         validate_params(

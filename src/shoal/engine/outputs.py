@@ -2,6 +2,8 @@
 
 import msgspec
 
+from shoal.engine.handoff.params import KvTransferParams
+from shoal.policy.batching.handoff import HeldPrefix
 from shoal.policy.batching.plan import TokenLogprobs
 
 
@@ -24,6 +26,10 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """Entry i belongs to prompt position i + 1; sent once, when the prompt is done."""
     error: str | None = None
+    held: HeldPrefix | None = None
+    """With the last one, where it was asked for: blocks that wait for another replica."""
+    kv_transfer: KvTransferParams | None = None
+    """What that replica has to be told."""
 
     @property
     def finished(self) -> bool:
@@ -73,3 +79,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     kv_block_tokens: int = 0
     """Tokens a block; 0: not told."""
+    kv_offers: int = 0
+    """Prompts whose KV was held for another replica; of these, fetched, and released because nobody came."""
+    kv_offers_taken: int = 0
+    kv_offers_expired: int = 0
+    kv_imported_blocks: int = 0
+    kv_imports_failed: int = 0
+    """Prompts whose KV was to be taken over and was not, or not wholly: computed here."""

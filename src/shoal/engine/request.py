@@ -2,6 +2,7 @@
 
 import msgspec
 
+from shoal.engine.handoff.params import KvTransferParams
 from shoal.engine.sampling.params import SamplingParams
 
 
@@ -15,5 +16,9 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     """Lower is served earlier."""
     cache_salt: str | None = None
+    output: tuple[int, ...] = ()
+    """Tokens that another replica has given already. What comes is what it would have given after them."""
+    kv_transfer: KvTransferParams | None = None
+    """The prompt's KV is to be kept for another replica, or to be taken over from one."""
     text_prompt: bool = False
     """The prompt came as text to be continued, so a leading space of the answer is part of it."""

@@ -237,6 +237,7 @@ def _check(config: FleetConfig) -> None:
         path = getattr(listen, name)
         if path is not None and not os.access(path, os.R_OK):
             raise ConfigError(f"listen.{name}", path, "a PEM file that can be read")
+    _check_roles(config.pools)
     served = {model for pool in config.pools for model in pool.models}
     for place, key in enumerate(config.keys):
         for model in key.models or ():
@@ -251,7 +252,7 @@ def _check(config: FleetConfig) -> None:
 
 def _check_pool(pool: Pool) -> None:
     if pool.role != "both":
-        raise ConfigError("role", pool.role, "both: a split of prefill and decode is not served by a fleet yet")
+        _check_split(pool)
     if pool.engine == "openai" and not pool.urls:
         raise ConfigError("urls", None, "at least one URL: an engine of kind openai can't be started here")
     for name, schemes in (("urls", ("http", "https")), ("kv_events_urls", ("tcp",))):
@@ -265,6 +266,46 @@ def _check_pool(pool: Pool) -> None:
         raise ConfigError("api_key_env", pool.api_key_env, "the name of a variable that is set")
     if pool.engine == "shoal" and not pool.urls:
         engine_options(pool)
+
+
+def _check_split(pool: Pool) -> None:
+    """Whether a pool's engine can hand KV over."""
+    if pool.engine not in ("shoal", "vllm"):
+        raise ConfigError("role", pool.role, f"both: {pool.engine} hands no KV over (shoal and vllm do)")
+    if pool.engine == "vllm" and not pool.urls and "kv_transfer_config" not in pool.options:
+        raise ConfigError("options.kv_transfer_config", None, f"a connector, as the pool's role is {pool.role}")
+    if pool.engine == "shoal" and pool.urls:
+        raise ConfigError("urls", pool.urls[0], "none with a role: the replicas have to share this fleet's key")
+    if pool.engine == "shoal" and pool.layout.ranks > 1:
+        raise ConfigError("layout", pool.layout.label(), f"one rank, as the pool's role is {pool.role}")
+
+
+def _check_roles(pools: tuple[Pool, ...]) -> None:
+    """Prefill and decode need each other, and have to be alike."""
+    for place, pool in enumerate(pools):
+        if pool.role == "both":
+            continue
+        wanted = "decode" if pool.role == "prefill" else "prefill"
+        others = [p for p in pools if p.role == wanted and set(p.models) & set(pool.models)]
+        if not others:
+            raise ConfigError(
+                f"pools[{place}].role",
+                pool.role,
+                f"both, or another pool of role {wanted} that serves {pool.models[0]} too",
+            )
+        for field in ("engine", "model"):
+            theirs = getattr(others[0], field)
+            if pool.role == "decode" and getattr(pool, field) != theirs:
+                raise ConfigError(
+                    f"pools[{place}].{field}", getattr(pool, field), f"{theirs}, as in pool {others[0].name}"
+                )
+        for name in ("block_size", "dtype", "quantize", "kv_dtype"):
+            if pool.role == "decode" and pool.options.get(name) != others[0].options.get(name):
+                raise ConfigError(
+                    f"pools[{place}].options.{name}",
+                    pool.options.get(name),
+                    f"{others[0].options.get(name)}, as in pool {others[0].name}",
+                )
 
 
 def _check_url(field: str, url: str, schemes: tuple[str, ...]) -> None:

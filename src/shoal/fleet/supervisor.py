@@ -8,6 +8,7 @@ the only one of a pool has its successor there before it goes. Requests never se
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +58,8 @@ class Supervisor:
         self._log_dir = log_dir
         self._cores = cores
         self._secret = secret
+        # One for the fleet's whole life: replicas started later hand KV to those started before.
+        self._kv_key = secrets.token_hex(32)
         self._units: dict[str, Unit] = {}
         self._changing = asyncio.Lock()
         self._closed = False
@@ -86,6 +89,7 @@ class Supervisor:
             # The engine alone would take a quarter of what is free; together they take half.
             kv_share=0.5 / config.local_replicas if config.local_replicas > 1 else None,
             secret=self._secret,
+            kv_key=self._kv_key,
             tracing=config.tracing,
         )
 

@@ -52,6 +52,8 @@ class Site:
     threads: int
     kv_share: float | None
     secret: str | None
+    kv_key: str | None = None
+    """Shared by replicas that hand KV to each other."""
     tracing: bool = False
 
 
@@ -220,6 +222,7 @@ class Unit:
                 api_key=self._site.secret,
                 events_port=events,
                 tracing=self._site.tracing,
+                kv_key=self._site.kv_key,
             )
             command = self._dialect.command(order)
             self.url = f"http://127.0.0.1:{port}"

@@ -106,10 +106,13 @@ class ScriptEngine:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        output: Sequence[int] = (),
     ) -> EngineRequest:
         if self.refuses is not None:
             raise self.refuses
-        return EngineRequest(request_id=request_id, prompt=tuple(prompt), params=params, priority=priority)
+        return EngineRequest(
+            request_id=request_id, prompt=tuple(prompt), params=params, priority=priority, output=tuple(output)
+        )
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[RequestOutput, None]:
         prompt, params, request_id = request.prompt, request.params, request.request_id

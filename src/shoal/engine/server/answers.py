@@ -5,6 +5,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from shoal.engine.handoff.params import KvTransferParams
+
 ChatFinish = Literal["stop", "length", "tool_calls"]
 CompletionFinish = Literal["stop", "length"]
 
@@ -87,6 +89,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     object: str = "chat.completion"
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    kv_transfer_params: KvTransferParams | UnsetType = UNSET
 
 
 class FunctionDelta(msgspec.Struct, frozen=True):
@@ -153,6 +156,7 @@ class Completion(msgspec.Struct, frozen=True):
     choices: list[CompletionChoice]
     object: str = "text_completion"
     usage: Usage | UnsetType | None = UNSET
+    kv_transfer_params: KvTransferParams | UnsetType = UNSET
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:

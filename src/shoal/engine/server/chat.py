@@ -89,6 +89,8 @@ def _check(body: ChatRequest) -> None:
         raise bad_value("top_logprobs", body.top_logprobs, "it needs logprobs=true")
     if body.stream_options is not None and not body.stream:
         raise bad_value("stream_options", "object", "it needs stream=true")
+    if body.resume_token_ids and body.tools:
+        raise bad_value("resume_token_ids", f"{len(body.resume_token_ids)} tokens", "it excludes tools")
     if body.continue_final_message and body.add_generation_prompt:
         raise bad_value("continue_final_message", True, "it excludes add_generation_prompt=true")
 
@@ -125,7 +127,7 @@ class _Answer:
         self._n = body.n or 1
         self._id = f"chatcmpl-{request_id}"
         self._created = int(time.time())
-        self._usage = StreamUsage(1)
+        self._usage = StreamUsage(1, len(request.output))
 
     async def _outputs(self) -> AsyncGenerator[RequestOutput, None]:
         async with contextlib.aclosing(run(self._engine, self._request)) as outputs:
@@ -173,6 +175,7 @@ class _Answer:
             self._usage.total(),
             prompt_logprobs=asked,
             prompt_token_ids=list(self._request.prompt) if self._body.return_token_ids else UNSET,
+            kv_transfer_params=UNSET if (end := ends[0]) is None else end.kv_transfer or UNSET,
         )
 
     def _logprobs(self, entries: "list[TokenLogprobs] | tuple[TokenLogprobs, ...]") -> ChatLogprobs | None:
@@ -185,8 +188,15 @@ class _Answer:
         readers = self._readers()
         opened = [False] * self._n
 
+        prompt: list[int] | UnsetType = list(self._request.prompt) if self._body.return_token_ids else UNSET
+
         def chunk(choices: list[ChunkChoice], usage: Usage | UnsetType | None) -> bytes:
-            return event(ChatChunk(self._id, self._created, self._body.model, choices, usage=usage))
+            nonlocal prompt
+            made = ChatChunk(
+                self._id, self._created, self._body.model, choices, usage=usage, prompt_token_ids=prompt
+            )
+            prompt = UNSET
+            return event(made)
 
         async with contextlib.aclosing(self._outputs()) as outputs:
             async for output in outputs:

@@ -4,9 +4,11 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 
+import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.types import ASGIApp
 
+from shoal.engine.handoff.params import KvTransferParams
 from shoal.engine.outputs import RequestOutput
 from shoal.engine.request import EngineRequest
 from shoal.engine.server.answers import (
@@ -47,6 +49,10 @@ async def respond(engine: Engine, body: CompletionRequest, request_id: str) -> A
     return json_answer(await answer.whole())
 
 
+def _is_one(prompt: "str | list[str | int | list[int]]") -> bool:
+    return isinstance(prompt, str) or isinstance(prompt[0], int) or len(prompt) == 1
+
+
 def prompts_of(body: CompletionRequest) -> list[str | list[int]]:
     """The prompts one by one; `ApiError` 400 for a list of mixed kinds."""
     prompt = body.prompt
@@ -73,6 +79,13 @@ def _check(body: CompletionRequest) -> None:
         raise bad_value("best_of", body.best_of, f"candidates are not ranked, so it must equal n ({body.n or 1})")
     if body.stream_options is not None and not body.stream:
         raise bad_value("stream_options", "object", "it needs stream=true")
+    if body.resume_token_ids and (body.echo or not _is_one(body.prompt)):
+        raise bad_value(
+            "resume_token_ids", f"{len(body.resume_token_ids)} tokens", "it goes with one prompt and without echo"
+        )
+    asked = body.kv_transfer_params
+    if asked is not None and asked.do_remote_decode and not _is_one(body.prompt):
+        raise bad_value("kv_transfer_params", "do_remote_decode", "it goes with one prompt")
     if body.max_tokens == 0 and not body.echo:
         raise bad_value("max_tokens", 0, "expected at least 1, or 0 together with echo=true")
 
@@ -110,6 +123,7 @@ class _Part:
         self.prompt: tuple[TokenLogprobs, ...] = ()
         self.finish: CompletionFinish | None = None
         self.stop_reason: str | int | None = None
+        self.kv_transfer: KvTransferParams | None = None
 
     def add(self, output: RequestOutput, *, generated: bool) -> None:
         """Take in an output; without `generated` only what it says about the prompt."""
@@ -120,6 +134,7 @@ class _Part:
             self.logprobs.extend(output.logprobs)
             self.stop_reason = output.stop_reason
         if output.finish_reason is not None:
+            self.kv_transfer = output.kv_transfer
             self.finish = "stop" if generated and output.finish_reason == "stop" else "length"
 
 
@@ -136,7 +151,7 @@ class _Answer:
         self._id = f"cmpl-{request_id}"
         self._created = int(time.time())
         self._generated = body.max_tokens != 0
-        self._usage = StreamUsage(len(requests))
+        self._usage = StreamUsage(len(requests), sum(len(request.output) for request in requests))
 
     async def _outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         streams = [run(self._engine, request) for request in self._requests]
@@ -154,7 +169,9 @@ class _Answer:
             async for index, output in outputs:
                 parts[index].add(output, generated=self._generated)
         choices = [self._choice(index, part, opening=True, offset=0) for index, part in enumerate(parts)]
-        return self._completion(choices, self._usage.total())
+        return msgspec.structs.replace(
+            self._completion(choices, self._usage.total()), kv_transfer_params=parts[0].kv_transfer or UNSET
+        )
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The events. A choice's first one holds the echoed prompt."""

@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from shoal.engine.handoff.params import KvTransferParams
+
 JsonObject = dict[str, Any]
 """A user's own JSON (a schema, template arguments): passed on, never interpreted here."""
 
@@ -103,6 +105,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
     """Lower is served first."""
     return_token_ids: bool | None = None
+    resume_token_ids: Annotated[list[TokenId], Meta(max_length=2**20)] | None = None
+    """Output that another replica has given already for this very request: the answer goes on after it, with the
+    draws of its own positions. `max_tokens` and the usage count it, the answer's text doesn't repeat it."""
+    kv_transfer_params: KvTransferParams | None = None
+    """The prompt is computed here and decoded elsewhere, or the other way round."""
     # OpenAI's own that change nothing here: accepted so that clients work unchanged.
     user: str | None = None
     metadata: JsonObject | None = None

@@ -34,10 +34,21 @@ def prepare(
     Safe in any thread, and best called off the event loop for long prompts and constraints: a grammar is compiled.
     """
     field = "messages" if isinstance(body, ChatRequest) else "prompt"
+    if body.resume_token_ids and params.logprobs is not None:
+        raise bad_value("logprobs", params.logprobs, "expected none with resume_token_ids")
+    asked = body.kv_transfer_params
+    if asked is not None and asked.do_remote_decode and (body.stream or params.n > 1):
+        raise bad_value("kv_transfer_params", "do_remote_decode", "expected one choice and no stream")
     _check_length(engine.max_model_len, len(prompt), params, field)
     try:
         request = engine.prepare(
-            prompt, params, request_id, priority=body.priority or 0, cache_salt=body.cache_salt
+            prompt,
+            params,
+            request_id,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt,
+            output=body.resume_token_ids or (),
+            kv_transfer=body.kv_transfer_params,
         )
     except InvalidRequest as error:
         raise _invalid(error, body) from None

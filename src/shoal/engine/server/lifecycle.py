@@ -124,7 +124,9 @@ class Replica:
     async def _live(self, on_ready: Callable[["Replica"], Awaitable[None]] | None) -> None:
         stopped = asyncio.ensure_future(self._stop.wait())
         try:
-            loading = asyncio.ensure_future(AsyncEngine.start(self._engine_options, observer=self._observer))
+            loading = asyncio.ensure_future(
+                AsyncEngine.start(self._engine_options, observer=self._observer, kv_key=self._options.kv_key)
+            )
             await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if not loading.done():
                 loading.cancel()

@@ -51,6 +51,11 @@ class EngineCollector(Collector):
             ("shoal_prompt_tokens", "Prompt tokens processed.", stats.prompt_tokens),
             ("shoal_generated_tokens", "Tokens generated.", stats.generated_tokens),
             ("shoal_engine_steps", "Forward passes.", stats.steps),
+            ("shoal_kv_offers", "Prompts whose KV was held for another replica.", stats.kv_offers),
+            ("shoal_kv_offers_taken", "Of these, fetched.", stats.kv_offers_taken),
+            ("shoal_kv_offers_expired", "Of these, released because nobody came.", stats.kv_offers_expired),
+            ("shoal_kv_imported_blocks", "Blocks taken over from other replicas.", stats.kv_imported_blocks),
+            ("shoal_kv_imports_failed", "Prompts computed here as a transfer failed.", stats.kv_imports_failed),
         ]
         model = [self._label()]
         for name, text, value in gauges:

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from shoal.engine.handoff.params import KvTransferParams
 from shoal.engine.outputs import EngineStats, RequestOutput
 from shoal.engine.request import EngineRequest
 from shoal.engine.sampling.params import SamplingParams
@@ -39,6 +40,8 @@ class Engine(Protocol):
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        output: Sequence[int] = (),
+        kv_transfer: KvTransferParams | None = None,
     ) -> EngineRequest:
         """A request that can be computed, or InvalidRequest. Callable from any thread: it may take a while."""
 
@@ -54,6 +57,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8000
     """0: any free port, printed when ready."""
     api_key: str | None = None
+    kv_key: str | None = None
+    """What replicas that hand KV to each other share; needed with the engine's `kv_transfer`."""
     max_body_bytes: int = 16 * 1024 * 1024
     body_seconds: float = 60.0
     """A body must have arrived within this."""

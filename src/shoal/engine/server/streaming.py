@@ -46,10 +46,11 @@ class UsageMode(msgspec.Struct, frozen=True):
 class StreamUsage:
     """Tokens of one request: every prompt once, every generated token of every choice."""
 
-    def __init__(self, prompts: int) -> None:
+    def __init__(self, prompts: int, resumed: int = 0) -> None:
+        """`resumed`: tokens of the output that another replica generated."""
         self._prompt = [0] * prompts
         self._cached = [0] * prompts
-        self._generated = 0
+        self._generated = resumed
 
     def add(self, place: int, output: RequestOutput, *, generated: bool = True) -> None:
         if output.prompt_tokens:

@@ -178,6 +178,8 @@ class Order:
     """Where it shall publish KV events; the port after it is for replays."""
     tracing: bool = False
     """Whether it shall export spans."""
+    kv_key: str | None = None
+    """What replicas of this fleet that hand KV to each other share."""
 
 
 @dataclass(frozen=True, slots=True)

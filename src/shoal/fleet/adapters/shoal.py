@@ -45,7 +45,7 @@ class ShoalAdapter(HttpAdapter):
 
 
 class Shoal:
-    traits = Traits(returns_token_ids=True, publishes=True)
+    traits = Traits(returns_token_ids=True, resumes=True, publishes=True)
 
     def command(self, order: Order) -> Command:
         options = engine_options(order.pool)
@@ -56,9 +56,13 @@ class Shoal:
             changes["kv_share"] = order.kv_share
         if order.events_port is not None:
             changes["kv_events"] = f"tcp://127.0.0.1:{order.events_port}"
+        if order.pool.role != "both" and options.kv_transfer is None:
+            changes["kv_transfer"] = "tcp://127.0.0.1:0"
         setup = ReplicaSetup(
             engine=msgspec.structs.replace(options, **changes),
-            server=ServerOptions(port=order.port, api_key=order.api_key, drain_seconds=DRAIN_SECONDS),
+            server=ServerOptions(
+                port=order.port, api_key=order.api_key, kv_key=order.kv_key, drain_seconds=DRAIN_SECONDS
+            ),
             name=order.pool.models[0],
             listener=order.listener.fileno(),
             tracing=order.tracing,

@@ -61,6 +61,8 @@ class Ask(msgspec.Struct, kw_only=True):
     user: Raw = Raw()
     prompt_cache_key: Raw = Raw()
     cache_salt: Raw = Raw()
+    resume_token_ids: Raw = Raw()
+    kv_transfer_params: Raw = Raw()
 
 
 _ask = msgspec.json.Decoder(Ask)
@@ -120,6 +122,9 @@ def parse(endpoint: Endpoint, body: bytes) -> Parsed:
     if not given(prompt):
         field = "messages" if endpoint == "chat" else "prompt"
         raise _bad(f"{field}: it is missing", field)
+    if bytes(ask.kv_transfer_params):
+        # Replicas trust it: who hands KV to whom is decided here.
+        raise _bad("kv_transfer_params: it is not accepted from clients", "kv_transfer_params")
     if ask.max_tokens is not None and ask.max_tokens < 0:
         raise _bad(f"max_tokens: {ask.max_tokens} is not accepted; expected at least 0", "max_tokens")
     return Parsed(endpoint, body, ask, _tokens(prompt), len(memoryview(prompt)), ask.stream is True)

@@ -79,6 +79,7 @@ def mode_for(parsed: Parsed, handle: ReplicaHandle) -> Mode | None:
         or parsed.guided
         or given(ask.tools)
         or given(ask.prompt_logprobs)
+        or given(ask.resume_token_ids)
         or (given(ask.logprobs) and bytes(ask.logprobs) != b"false")
         or not (greedy or ask.seed is not None)
     ):

@@ -3,6 +3,7 @@
 from shoal.policy.batching.blocks import BlockPool, IntegrityError
 from shoal.policy.batching.config import SchedulerConfig, SchedulerStats
 from shoal.policy.batching.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from shoal.policy.batching.handoff import HeldPrefix
 from shoal.policy.batching.lanes import LaneScheduler
 from shoal.policy.batching.plan import SampledSequence, ScheduledSequence, StepPlan, StepResult, TokenLogprobs
 from shoal.policy.batching.prefix import PrefixHasher, block_hash, make_extras
@@ -22,6 +23,7 @@ __all__ = [
     "BlockRemoved",
     "BlockStored",
     "FinishReason",
+    "HeldPrefix",
     "IntegrityError",
     "KvEvent",
     "LaneScheduler",

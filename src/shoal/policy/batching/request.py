@@ -34,6 +34,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None
     """Only requests with the same salt share cached prefixes."""
     lora: str | None = None
+    output: tuple[int, ...] = ()
+    """Output that another replica has given already: the request goes on after it. `max_tokens` and `min_tokens`
+    count it, as they did there."""
+    hand_off: bool = False
+    """Once it has ended well, the full blocks of its prompt are held for another replica."""
     prompt_logprobs: bool = False
     """Every prompt row has to be computed, so cached rows don't help until they are delivered."""
 
@@ -68,7 +73,12 @@ def length_limit(request: Request, config: SchedulerConfig) -> int:
         )
     # The last token of a sequence is never computed, so it needs no place in the KV memory.
     limit = min(limit, config.kv_capacity + 1)
-    return limit if request.max_tokens is None else min(limit, length + request.max_tokens)
+    limit = limit if request.max_tokens is None else min(limit, length + request.max_tokens)
+    if length + len(request.output) >= limit:
+        raise RequestRefused(
+            f"{len(request.output)} output tokens are given already; at most {limit - length - 1} leave one to come"
+        )
+    return limit
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -154,7 +164,7 @@ class SequenceState:
             id=request.id,
             order=order,
             arrival=arrival,
-            tokens=list(request.prompt),
+            tokens=[*request.prompt, *request.output],
             prompt_length=len(request.prompt),
             limit=limit,
             extras=make_extras(request.lora, request.cache_salt),

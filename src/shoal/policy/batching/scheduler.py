@@ -14,6 +14,7 @@ No decision depends on the order of a set, on a hash of Python's, or on a clock:
 from shoal.policy.batching.blocks import IntegrityError
 from shoal.policy.batching.config import SchedulerConfig, SchedulerStats
 from shoal.policy.batching.events import KvEvent
+from shoal.policy.batching.handoff import Handoffs
 from shoal.policy.batching.plan import SampledSequence, StepPlan, StepResult
 from shoal.policy.batching.queue import WaitingQueue
 from shoal.policy.batching.request import (
@@ -37,6 +38,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self._tables = BlockTables(config)
+        self.handoffs = Handoffs(self._tables.pool)
         self._sequences: dict[int, SequenceState] = {}
         self._waiting = WaitingQueue(config.starvation_bound)
         self._ready: dict[int, SequenceState] = {}
@@ -227,7 +229,7 @@ class Scheduler:
         if match.copy_from is not None:
             step.copies.append((match.copy_from, sequence.blocks[len(match.blocks)]))
         if sequence.first_scheduled is None:
-            sequence.cached_tokens = match.tokens
+            sequence.cached_tokens = min(match.tokens, sequence.prompt_length)
             if self.config.prefix_caching:
                 self._queried += sequence.length
                 self._hits += match.tokens
@@ -303,6 +305,8 @@ class Scheduler:
         """Last act of a sequence that ended and is in no plan in flight."""
         if sequence.sent_blocks:
             self._dropped[sequence.id] = None
+        if sequence.request.hand_off and sequence.finish_reason in ("stop", "length"):
+            self.handoffs.keep(sequence)
         self._tables.release(sequence)
         del self._sequences[sequence.id]
         self._finished += 1
@@ -339,7 +343,7 @@ class Scheduler:
         """Prove that the books balance; raises IntegrityError. O(blocks): for tests and idle moments."""
         flying = [share.sequence for step in self._in_flight.values() for share in step.shares.values()]
         held = [source for step in self._in_flight.values() for source, _ in step.copies]
-        self._tables.check([*self._sequences.values()], held)
+        self._tables.check([*self._sequences.values()], held + self.handoffs.blocks)
         waiting = [self._waiting[position] for position in range(len(self._waiting))]
         everyone = sorted(sequence.id for sequence in [*waiting, *self._ready.values(), *flying])
         if everyone != sorted(self._sequences):
