@@ -1,6 +1,6 @@
 """Tokens a second of a mixture of experts whose router has favourites: experts left where they are, and balanced.
 
-    python benchmarks/expert_balance.py [--ranks 2] [--rounds 3]
+    python benchmarks/expert_balance.py [--quick] [--append docs/benchmarks.md]
 
 Random weights in the shape of DeepSeek-V3, small. A bias has every row choose two experts of the first rank.
 Either way one slot a rank is spare and loads are measured; only one of the two lets experts move. The same prompts
@@ -9,7 +9,9 @@ run in turn, and each run's first pass warms up and lets the balancer act. Needs
 
 import argparse
 import json
+import shlex
 import statistics
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -19,7 +21,9 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from machine import append, describe
 from shoal import LLM, SamplingParams
+from shoal.bench.stats import ratio_estimate
 from shoal.engine.models import build_model
 from shoal.policy.experts import ExpertBalancer
 from shoal.specs import load_model_spec
@@ -98,30 +102,67 @@ def run(directory: Path, ranks: int, streams: int, balanced: bool) -> Run:
         return Run(sum(map(len, answers)) / seconds, even, core.balancer.moves, answers)
 
 
-def main() -> None:
+def table(runs: dict[bool, list[Run]]) -> str:
+    """Before is what experts that stay give, after what moving them does."""
+    out = [
+        "| experts | tokens/s, median of rounds | low – high | busiest rank ÷ mean load | moves |",
+        "|---|---|---|---|---|",
+    ]
+    for balanced, label in ((False, "stay where they are"), (True, "move and are replicated")):
+        speeds = [one.tokens_per_second for one in runs[balanced]]
+        last = runs[balanced][-1]
+        out.append(
+            f"| {label} | {statistics.median(speeds):.1f} | {min(speeds):.1f} – {max(speeds):.1f} "
+            f"| {last.imbalance:.2f} | {last.moves} |"
+        )
+    return "\n".join(out)
+
+
+def verdict(runs: dict[bool, list[Run]]) -> str:
+    pairs = zip(runs[False], runs[True], strict=True)
+    e = ratio_estimate([after.tokens_per_second / before.tokens_per_second for before, after in pairs])
+    interval = "" if e.low is None else f" [{e.low:.2f}, {e.high:.2f}]"
+    answers = [one.answers for both in runs.values() for one in both]
+    same = sum(len(set(told)) == 1 for told in zip(*answers, strict=True))
+    return (
+        f"Moved ÷ stayed: {e.value:.2f}{interval}. Answers that are the same token for token in all "
+        f"{len(answers)} runs: {same} of {len(answers[0])}."
+    )
+
+
+def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--streams", type=int, default=16, help="lanes share them")
     parser.add_argument("--favour", type=float, default=2.0, help="bias of the two favourites")
-    arguments = parser.parse_args()
+    parser.add_argument("--quick", action="store_true", help="one round, few streams")
+    parser.add_argument("--append", type=Path, help="Markdown file that gets a dated entry")
+    return parser.parse_args()
+
+
+def main() -> None:
+    asked = options()
+    if asked.quick:
+        asked.rounds, asked.streams = 1, 8
+    facts = describe()
+    facts.append(("command", shlex.join(["python", *sys.argv])))
+    facts.append(
+        ("work", f"{2 * asked.streams} requests of 32 + 48 tokens, {asked.streams} at a time, ep={asked.ranks}")
+    )
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        write_model(directory, arguments.favour)
+        write_model(directory, asked.favour)
         runs: dict[bool, list[Run]] = {False: [], True: []}
-        for _ in range(arguments.rounds):
+        for _ in range(asked.rounds):
             for balanced in (False, True):
-                runs[balanced].append(run(directory, arguments.ranks, arguments.streams, balanced))
-    print(f"{'experts':>10} {'tok/s':>8} {'low':>8} {'high':>8} {'busiest/mean':>13} {'moves':>6}")
-    for balanced, label in ((False, "stay"), (True, "move")):
-        speeds = [one.tokens_per_second for one in runs[balanced]]
-        last = runs[balanced][-1]
-        print(
-            f"{label:>10} {statistics.median(speeds):8.1f} {min(speeds):8.1f} {max(speeds):8.1f} "
-            f"{last.imbalance:13.2f} {last.moves:6d}"
-        )
-    same = sum(a == b for a, b in zip(runs[False][0].answers, runs[True][0].answers, strict=True))
-    print(f"answers that are the same token for token: {same} of {len(runs[True][0].answers)}")
+                runs[balanced].append(run(directory, asked.ranks, asked.streams, balanced))
+                speed = runs[balanced][-1].tokens_per_second
+                print(f"  experts {'move' if balanced else 'stay'}: {speed:8.1f} tokens/s", flush=True)
+    body = f"{table(runs)}\n\n{verdict(runs)}"
+    print("\n" + "\n".join(f"{n}: {v}" for n, v in facts) + "\n\n" + body)
+    if asked.append:
+        append(asked.append, f"Experts balanced, {facts[0][1][:10]}", facts, body)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-
 _TUNSETIFF = 0x400454CA
 _IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
 _PREFIX = "shoalwire"
@@ -81,7 +80,8 @@ class Hosts:
         with log.open("a") as errors:
             process = subprocess.Popen(
                 ["ip", "netns", "exec", self.names[host], *command],
-                env={**os.environ, **environ},
+                # Nobody answers name look-ups in there, and rendezvous makes some.
+                env={**os.environ, "RES_OPTIONS": "timeout:1 attempts:1", **environ},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -106,8 +106,8 @@ def hosts() -> Iterator[Hosts]:
             stack.callback(_end_namespace, name)
             _run("ip", "netns", "add", name)
             _run("ip", "-n", name, "link", "set", "lo", "up")
-            # bbr paces by what it has seen, which of short messages is little; and idle gaps are the benchmark's own.
-            for setting in ("tcp_congestion_control=cubic", "tcp_slow_start_after_idle=0"):
+            # bbr paces by what it has seen, which of short messages is little; idle gaps are the benchmark's own.
+            for setting in ("tcp_congestion_control=reno", "tcp_slow_start_after_idle=0"):
                 _run("ip", "netns", "exec", name, "sysctl", "-qw", f"net.ipv4.{setting}")
         relay = stack.enter_context(_relay(names))
         stack.callback(_end_processes, running)
