@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from shoal.engine import ops
-from shoal.engine.layers.loading import Span, Target, empty
+from shoal.engine.layers.linear import Weight
+from shoal.engine.layers.loading import Place, Span, Target, empty
+from shoal.engine.ops.quantized import QuantizedRows, QuantizedWeight, Scheme
 from shoal.engine.parallel.group import Group
 from shoal.engine.parallel.shard import split
 from shoal.specs.model import FfnSpec
@@ -40,18 +42,33 @@ class Experts(nn.Module):
         self.inner = Span(spec.intermediate, split(spec.intermediate, cut.size)[cut.index])
         self.adds_bias = cut.index == 0
         width = len(self.inner)
-        self.gate_up = empty((slots, 2 * width, hidden), dtype, device)
-        self.down = empty((slots, hidden, width), dtype, device)
+        self.hidden = hidden
+        self.gate_up: Weight = empty((slots, 2 * width, hidden), dtype, device)
+        self.down: Weight = empty((slots, hidden, width), dtype, device)
         self.gate_up_bias = empty((slots, 2 * width), dtype, device) if spec.experts_bias else None
         self.down_bias = empty((slots, hidden), dtype, device) if spec.experts_bias else None
 
+    def quantize(self, scheme: Scheme) -> None:
+        """Have weights of fewer bits; before loading."""
+        width = len(self.inner)
+        if isinstance(self.gate_up, QuantizedWeight) or not self.gate_up.is_cpu or not width:
+            return
+        del self.gate_up, self.down
+        self.gate_up = QuantizedWeight.empty(scheme, 2 * width, self.hidden, self.slots)
+        self.down = QuantizedWeight.empty(scheme, self.hidden, width, self.slots)
+
     def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        inner = activate(ops.grouped_linear(rows, counts, self.gate_up, self.gate_up_bias), self.spec)
-        return ops.grouped_linear(inner, counts, self.down, self.down_bias if self.adds_bias else None)
+        gate_up = _grouped(rows, counts, self.gate_up, self.gate_up_bias)
+        bias = self.down_bias if self.adds_bias else None
+        if isinstance(self.down, QuantizedWeight) and self.spec.activation == "silu":
+            return ops.quantized_experts(gate_up, counts, self.down, bias, "silu")
+        return _grouped(activate(gate_up, self.spec), counts, self.down, bias)
 
     def weights(self) -> list[Tensor]:
         """What an expert consists of; the first dimension is the slot."""
-        found: list[Tensor] = [self.gate_up, self.down]
+        found: list[Tensor] = []
+        for weight in (self.gate_up, self.down):
+            found += [weight.codes, weight.scales] if isinstance(weight, QuantizedWeight) else [weight]
         if self.gate_up_bias is not None and self.down_bias is not None:
             found += [self.gate_up_bias, self.down_bias]
         return found
@@ -59,15 +76,31 @@ class Experts(nn.Module):
     def targets(self, experts: Sequence[int]) -> dict[str, Target]:
         """Checkpoint names of the experts in slots 0, 1, … -> where they go."""
         found: dict[str, Target] = {}
-        inner, hidden = self.inner, Span.all(self.down.shape[1])
+        inner, hidden = self.inner, Span.all(self.hidden)
         for slot, expert in enumerate(experts):
-            gate, up = torch.split(self.gate_up[slot], len(inner))
+            gate = _slot_rows(self.gate_up, slot, 0, len(inner))
+            up = _slot_rows(self.gate_up, slot, len(inner), len(inner))
             found[f"{expert}.gate_proj.weight"] = Target(gate, spans=(inner,))
             found[f"{expert}.up_proj.weight"] = Target(up, spans=(inner,))
-            found[f"{expert}.down_proj.weight"] = Target(self.down[slot], spans=(hidden, inner))
+            found[f"{expert}.down_proj.weight"] = Target(
+                _slot_rows(self.down, slot, 0, self.hidden), spans=(hidden, inner)
+            )
             if self.gate_up_bias is not None and self.down_bias is not None:
                 gate_bias, up_bias = torch.split(self.gate_up_bias[slot], len(inner))
                 found[f"{expert}.gate_proj.bias"] = Target(gate_bias, spans=(inner,))
                 found[f"{expert}.up_proj.bias"] = Target(up_bias, spans=(inner,))
                 found[f"{expert}.down_proj.bias"] = Target(self.down_bias[slot])
         return found
+
+
+def _grouped(rows: Tensor, counts: Sequence[int], weight: Weight, bias: Tensor | None) -> Tensor:
+    if isinstance(weight, QuantizedWeight):
+        return ops.quantized_experts(rows, counts, weight, bias)
+    return ops.grouped_linear(rows, counts, weight, bias)
+
+
+def _slot_rows(weight: Weight, slot: int, start: int, count: int) -> Place:
+    """Some outputs of one slot, to be filled."""
+    if isinstance(weight, QuantizedWeight):
+        return QuantizedRows(weight.slot(slot), start, count)
+    return weight[slot].narrow(0, start, count)

@@ -12,8 +12,39 @@ import torch
 from torch import Tensor, nn
 
 from shoal.engine import ops
-from shoal.engine.layers.loading import Span, Target, empty
+from shoal.engine.layers.loading import Place, Span, Target, empty
+from shoal.engine.ops.quantized import PANEL, QuantizedRows, QuantizedWeight, Scheme
+from shoal.engine.ops.reference_quantized import Gate
 from shoal.engine.parallel.group import Group
+
+
+Weight = nn.Parameter | QuantizedWeight
+
+
+def multiply(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+    """x [T, in] times a weight [out, in] of either kind -> [T, out]."""
+    if isinstance(weight, QuantizedWeight):
+        return ops.quantized_linear(x, weight, bias)
+    return ops.linear(x, weight, bias)
+
+
+def quantized(weight: Weight, scheme: Scheme) -> Weight:
+    """As `weight`, for numbers of fewer bits. Neither is filled yet, and what a `Parameter` took is given back."""
+    if isinstance(weight, QuantizedWeight) or weight.shape[0] < PANEL or not weight.is_cpu:
+        return weight
+    return QuantizedWeight.empty(scheme, *weight.shape)
+
+
+def replace_weight(module: nn.Module, weight: Weight) -> None:
+    """A module's `weight`, whichever kind it was: PyTorch lets nothing but a parameter take a parameter's name."""
+    if "weight" in module._parameters:
+        del module._parameters["weight"]
+    module.weight = weight
+
+
+def rows_of(weight: Weight, start: int, count: int) -> Place:
+    """Some outputs, to be filled."""
+    return QuantizedRows(weight, start, count) if isinstance(weight, QuantizedWeight) else weight.narrow(0, start, count)
 
 
 class Linear(nn.Module):
@@ -21,18 +52,23 @@ class Linear(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self.weight = empty((outputs, inputs), dtype, device)
+        self.outputs = outputs
+        self.weight: Weight = empty((outputs, inputs), dtype, device)
         self.bias = empty((outputs,), dtype, device) if bias else None
 
+    def quantize(self, scheme: Scheme) -> None:
+        """Have weights of fewer bits; before loading."""
+        replace_weight(self, quantized(self.weight, scheme))
+
     def forward(self, x: Tensor) -> Tensor:
-        return ops.linear(x, self.weight, self.bias)
+        return multiply(x, self.weight, self.bias)
 
     def targets(self, parts: Mapping[str, Span | int]) -> dict[str, Target]:
         """Checkpoint names of the stacked matrices -> where each goes. `parts` gives the rows of each, in order."""
         found, start = {}, 0
         for name, rows in parts.items():
             span = Span.all(rows) if isinstance(rows, int) else rows
-            found[f"{name}.weight"] = Target(self.weight.narrow(0, start, len(span)), spans=(span,))
+            found[f"{name}.weight"] = Target(rows_of(self.weight, start, len(span)), spans=(span,))
             if self.bias is not None:
                 found[f"{name}.bias"] = Target(self.bias.narrow(0, start, len(span)), spans=(span,))
             start += len(span)
@@ -48,19 +84,36 @@ class RowLinear(nn.Module):
         super().__init__()
         self.inputs = inputs
         self.group = group
-        self.weight = empty((outputs, len(inputs)), dtype, device)
+        self.outputs = outputs
+        self.weight: Weight = empty((outputs, len(inputs)), dtype, device)
         self.bias = empty((outputs,), dtype, device) if bias else None
 
+    def quantize(self, scheme: Scheme) -> None:
+        """Have weights of fewer bits; before loading."""
+        replace_weight(self, quantized(self.weight, scheme))
+
     def forward(self, x: Tensor) -> Tensor:
+        return self._summed(multiply(x, self.weight, self._own_bias()))
+
+    def of_gated(self, gate_up: Tensor, gate: Gate) -> Tensor:
+        """As `forward`, of act(gate) · up: rows gate | up [T, 2 · own inputs]."""
+        if isinstance(self.weight, QuantizedWeight):
+            return self._summed(ops.quantized_linear(gate_up, self.weight, self._own_bias(), gate))
+        return self(ops.silu_mul(gate_up) if gate == "silu" else ops.gelu_mul(gate_up))  # type: ignore[no-any-return]
+
+    def _own_bias(self) -> Tensor | None:
+        return self.bias if self.group.size == 1 else None
+
+    def _summed(self, partial: Tensor) -> Tensor:
         if self.group.size == 1:
-            return ops.linear(x, self.weight, self.bias)
-        partial = ops.linear(x, self.weight)
+            return partial
         # Ranks of a group have the same rows, so that all skip a step without any.
         total = self.group.all_reduce(partial) if len(partial) else partial
         return total if self.bias is None else total.add_(self.bias)
 
     def targets(self, name: str) -> dict[str, Target]:
-        found = {f"{name}.weight": Target(self.weight, spans=(Span.all(self.weight.shape[0]), self.inputs))}
+        place = rows_of(self.weight, 0, self.outputs)
+        found = {f"{name}.weight": Target(place, spans=(Span.all(self.outputs), self.inputs))}
         if self.bias is not None:
             found[f"{name}.bias"] = Target(self.bias)
         return found

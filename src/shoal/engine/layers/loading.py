@@ -1,8 +1,8 @@
 """Where the tensors of a checkpoint go, and which part of each this rank holds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -31,12 +31,28 @@ class Span:
         return len(self.own)
 
 
+PIECE = 1 << 22
+"""Numbers of a matrix that are read in one go: what is read and not yet converted is in memory besides the model."""
+PIECE_ROWS = 768
+"""Pieces are of multiples of so many rows: whole heads of any common width (64, 96, 128, 256)."""
+
+
+class Place(Protocol):
+    """What is filled: a view into a parameter, or some outputs of a quantized weight."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    def copy_(self, source: Tensor, /) -> object: ...
+    def narrow(self, dimension: int, start: int, length: int, /) -> "Place": ...
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """A place of a model's parameters that one tensor of a checkpoint, or this rank's part of it, fills."""
 
-    place: Tensor
-    """A view into a parameter."""
+    place: Place
     offset: float = 0.0
     """Added while loading: 1 for norm weights that are stored as an offset from one."""
     spans: tuple[Span, ...] = ()
@@ -56,15 +72,32 @@ class Target:
             raise WeightsError(
                 f"found shape {shape}, expected {self.shape}: the weights belong to another config", tensor=name
             )
-        tensor = read(tuple(span.own for span in self.spans))
+        for ranges, place in self._pieces(shape):
+            self._fill(name, read(ranges), place)
+
+    def _fill(self, name: str, tensor: Tensor, place: Place) -> None:
         if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
             raise WeightsError(
                 f"found {tensor.dtype}, expected float32, float16 or bfloat16: quantized checkpoints are not read",
                 tensor=name,
             )
         if self.offset:
-            tensor = tensor.to(self.place.dtype) + self.offset
-        self.place.copy_(tensor)
+            tensor = tensor.to(place.dtype) + self.offset
+        place.copy_(tensor)
+
+    def _pieces(self, shape: tuple[int, ...]) -> Iterator[tuple[Ranges, Place]]:
+        """What to read, and where to put it, a part of a large matrix at a time."""
+        ranges = tuple(span.own for span in self.spans)
+        if len(shape) != 2 or not self.place.shape.numel():
+            yield ranges, self.place
+            return
+        rows, columns = self.place.shape
+        own = ranges[0] if ranges else range(rows)
+        step = max(1, PIECE // columns // PIECE_ROWS) * PIECE_ROWS
+        for start in range(0, rows, step):
+            count = min(step, rows - start)
+            part = range(own.start + start, own.start + start + count)
+            yield (part, *ranges[1:]), self.place.narrow(0, start, count)
 
 
 def cutter(tensor: Tensor) -> Callable[[Ranges], Tensor]:

@@ -87,11 +87,11 @@ class LatentAttention(nn.Module):
 
     def targets(self) -> dict[str, Target]:
         found = self.out.targets("o_proj") | self.latent_norm.targets("kv_a_layernorm")
-        found |= self.latent.targets({"kv_a_proj_with_mqa": self.latent.weight.shape[0]})
+        found |= self.latent.targets({"kv_a_proj_with_mqa": self.latent.outputs})
         found["kv_b_proj.weight"] = Target(self.up, spans=(self.up_parts,))
         if self.q_down is None or self.q_norm is None:
             return found | self.q_up.targets({"q_proj": self.q_parts})
-        found |= self.q_down.targets({"q_a_proj": self.q_down.weight.shape[0]}) | self.q_norm.targets(
+        found |= self.q_down.targets({"q_a_proj": self.q_down.outputs}) | self.q_norm.targets(
             "q_a_layernorm"
         )
         return found | self.q_up.targets({"q_b_proj": self.q_parts})

@@ -29,11 +29,9 @@ class GatedMlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate_up = self.gate_up(x)
-        if self.activation == "silu":
-            inner = ops.silu_mul(gate_up)
-        else:
-            inner = ops.gelu_mul(gate_up, "tanh" if self.activation == "gelu_tanh" else "none")
-        return self.down(inner)  # type: ignore[no-any-return]
+        if self.activation == "gelu":
+            return self.down(ops.gelu_mul(gate_up, "none"))  # type: ignore[no-any-return]
+        return self.down.of_gated(gate_up, "silu" if self.activation == "silu" else "gelu_tanh")
 
     def targets(self) -> dict[str, Target]:
         return self.gate_up.targets({"gate_proj": self.inner, "up_proj": self.inner}) | self.down.targets(

@@ -21,7 +21,8 @@ paged_attention = KERNELS.paged_attention
 paged_attention_lse = KERNELS.paged_attention_lse
 grouped_linear = KERNELS.grouped_linear
 swiglu_oai = KERNELS.swiglu_oai
-linear_int8 = KERNELS.linear_int8
+quantized_linear = KERNELS.quantized_linear
+quantized_experts = KERNELS.quantized_experts
 add_rms_norm = KERNELS.add_rms_norm
 rope_write = KERNELS.rope_write
 
@@ -33,9 +34,10 @@ __all__ = [
     "gelu_mul",
     "grouped_linear",
     "linear",
-    "linear_int8",
     "paged_attention",
     "paged_attention_lse",
+    "quantized_experts",
+    "quantized_linear",
     "rms_norm",
     "rope",
     "rope_write",

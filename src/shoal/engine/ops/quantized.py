@@ -1,50 +1,191 @@
-"""Weights in eight-bit integers: what they are and how they are made."""
+"""Weights of eight and four bits: how they are made, how they lie in memory, and what they stand for.
+
+    int8   a scale an output:                       weight ≈ scale[o] · code[o, i],          codes -127 … 127
+    int4   a scale and a least value a group of 32: weight ≈ scale[o, g] · code[o, i] + least[o, g], codes 0 … 15
+
+Codes lie in panels of 16 outputs, as csrc/kernels/quantized.h says, from the moment they are made: a matrix is in
+memory once, whatever number it is multiplied with.
+"""
 
 from dataclasses import dataclass
+from typing import Literal, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-PADDING = 64
-"""Columns are padded with zeros to a multiple of this: the longest step of any processor's dot products."""
+Scheme = Literal["int8", "int4"]
+PANEL = 16
+"""Outputs that lie together."""
+GROUP = 32
+"""Inputs that share a scale in four bits; inputs are padded to a multiple of it."""
+STEP = 4
+"""Inputs of an output that lie side by side."""
 LARGEST = 127
-"""-128 is not used, so that a product of two fits in 15 bits and the range is symmetric."""
+"""-128 is not used: two products of two bytes then fit in 16 bits."""
+CODES = 15
+_WORK = 1 << 20
+"""Numbers converted in one go, so that what is in fp32 meanwhile stays small."""
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Weight:
-    """A matrix [out, in], a scale for each of its rows: weight ≈ scales[:, None] · values[:, :in]."""
+class QuantizedWeight:
+    """A matrix [outputs, inputs], or a stack of such [slots, outputs, inputs]."""
 
-    values: Tensor
-    """[out, in padded] int8"""
+    scheme: Scheme
+    codes: Tensor
+    """[slots, panels, inputs / 4, 16, 4] int8, or [slots, panels, inputs / 32, 4, 16, 4] uint8, two codes each."""
     scales: Tensor
-    """[out] float32"""
-    sums: Tensor
-    """[out] int32: Σ values of each row, for processors that only multiply unsigned activations."""
+    """[slots, panels · 16] float32, or [slots, panels, inputs / 32, 2, 16] float16: scales, then least values."""
+    outputs: int
     inputs: int
+
+    @classmethod
+    def empty(cls, scheme: Scheme, outputs: int, inputs: int, slots: int = 1) -> Self:
+        """Zeros, whose memory is not touched before `set_rows`."""
+        panels, groups = -(-outputs // PANEL), -(-inputs // GROUP)
+        if scheme == "int8":
+            codes = torch.zeros(slots, panels, groups * GROUP // STEP, PANEL, STEP, dtype=torch.int8)
+            scales = torch.zeros(slots, panels * PANEL)
+        else:
+            codes = torch.zeros(slots, panels, groups, GROUP // 8, PANEL, STEP, dtype=torch.uint8)
+            scales = torch.zeros(slots, panels, groups, 2, PANEL, dtype=torch.float16)
+        return cls(scheme, codes, scales, outputs, inputs)
+
+    @classmethod
+    def of(cls, scheme: Scheme, weight: Tensor) -> Self:
+        """Of a matrix [out, in]."""
+        made = cls.empty(scheme, *weight.shape)
+        made.set_rows(weight)
+        return made
 
     @property
     def nbytes(self) -> int:
-        return self.values.nbytes + self.scales.nbytes + self.sums.nbytes
+        return self.codes.nbytes + self.scales.nbytes
+
+    @property
+    def slots(self) -> int:
+        return self.codes.shape[0]
+
+    def slot(self, index: int) -> Self:
+        """One matrix of a stack; shares its memory."""
+        part = slice(index, index + 1)
+        return type(self)(self.scheme, self.codes[part], self.scales[part], self.outputs, self.inputs)
+
+    def set_rows(self, weight: Tensor, start: int = 0) -> None:
+        """Round outputs [start, start + n) of the only slot to those of weight [n, in]."""
+        rows_at_once = max(PANEL, _WORK // max(1, self.inputs) // PANEL * PANEL)
+        # The first piece ends where a panel does, so that all others are whole panels.
+        first = min(len(weight), rows_at_once - start % PANEL)
+        for begin, end in _pieces(len(weight), first, rows_at_once):
+            part = F.pad(weight[begin:end].float(), (0, -self.inputs % GROUP))
+            if self.scheme == "int8":
+                self._set_int8(part, start + begin)
+            else:
+                self._set_int4(part, start + begin)
+
+    def _set_int8(self, part: Tensor, start: int) -> None:
+        scale = part.abs().amax(1) / LARGEST if part.shape[1] else part.new_zeros(len(part))
+        steps = part.div_(scale.masked_fill(scale == 0, 1.0)[:, None]).round_().to(torch.int8)
+        self.set_codes(steps, scale, start)
+
+    def _set_int4(self, part: Tensor, start: int) -> None:
+        grouped = part.view(len(part), -1, GROUP)
+        # The group that ends within the padding must not reach down to its zeros.
+        filled = grouped[..., : self.inputs % GROUP or GROUP][:, -1:]
+        least = torch.cat((grouped[:, :-1].amin(-1), filled.amin(-1)), 1).half()
+        most = torch.cat((grouped[:, :-1].amax(-1), filled.amax(-1)), 1)
+        scale = ((most - least.float()) / CODES).half()
+        divisor = scale.float().masked_fill(scale == 0, 1.0)[..., None]
+        steps = grouped.sub_(least.float()[..., None]).div_(divisor).round_().clamp_(0, CODES)
+        self.set_codes(steps.to(torch.uint8).view(len(part), -1), torch.stack((scale, least), 1), start)
+
+    def set_codes(self, codes: Tensor, scales: Tensor, start: int = 0) -> None:
+        """Take outputs [start, start + n) of the only slot as they are: codes [n, in padded to 32], one a byte, and
+        scales [n], or scales and least values [n, 2, groups].
+        """
+        count = len(codes)
+        whole = start % PANEL == 0 and count % PANEL == 0
+        if self.scheme == "int8":
+            self.scales[0, start : start + count] = scales
+            if whole:
+                place = self.codes[0, start // PANEL : (start + count) // PANEL]
+                place.copy_(codes.view(count // PANEL, PANEL, -1, STEP).transpose(1, 2))
+                return
+            panel, lane = _places(start, count)
+            self.codes[0, panel, :, lane] = codes.view(count, -1, STEP)
+            return
+        pairs = codes.view(count, -1, GROUP // 8, 2, STEP)
+        packed = pairs[:, :, :, 0] | (pairs[:, :, :, 1] << 4)
+        if whole:
+            panels = slice(start // PANEL, (start + count) // PANEL)
+            split = packed.view(count // PANEL, PANEL, *packed.shape[1:])
+            self.codes[0, panels].copy_(split.permute(0, 2, 3, 1, 4))
+            halves = scales.view(count // PANEL, PANEL, 2, -1).permute(0, 3, 2, 1)
+            self.scales[0, panels].copy_(halves)
+            return
+        panel, lane = _places(start, count)
+        self.codes[0, panel, :, :, lane] = packed
+        self.scales[0, panel, :, :, lane] = scales.transpose(1, 2).half()
+
+    def exact_codes(self, rows: Tensor | None = None) -> Tensor:
+        """Codes of the only slot, [out or as many as rows, in padded] float32."""
+        panel, lane = _places(0, self.outputs) if rows is None else (rows // PANEL, rows % PANEL)
+        if self.scheme == "int8":
+            return self.codes[0, panel, :, lane].flatten(1).float()
+        packed = self.codes[0, panel, :, :, lane]
+        return torch.stack((packed & 15, packed >> 4), 3).flatten(1).float()
+
+    def exact_scales(self, rows: Tensor | None = None) -> Tensor:
+        """Scales of the only slot: [out], or [out, 2, groups] with the least values; float32."""
+        panel, lane = _places(0, self.outputs) if rows is None else (rows // PANEL, rows % PANEL)
+        if self.scheme == "int8":
+            return self.scales[0].view(-1, PANEL)[panel, lane]
+        return self.scales[0, panel, :, :, lane].transpose(1, 2).float()
 
     def dequantized(self, rows: Tensor | None = None) -> Tensor:
-        """[out, in] float32, or only some rows."""
-        values, scales = self.values[:, : self.inputs], self.scales
-        if rows is not None:
-            values, scales = values[rows], scales[rows]
-        return values.float() * scales[..., None]
+        """[out, in] float32 of the only slot, or only some rows [n] of it."""
+        codes, scales = self.exact_codes(rows), self.exact_scales(rows)
+        if self.scheme == "int8":
+            return (codes * scales[:, None])[:, : self.inputs]
+        grouped = codes.view(len(codes), -1, GROUP)
+        return (grouped * scales[:, 0, :, None] + scales[:, 1, :, None]).flatten(1)[:, : self.inputs]
 
 
-def quantize_rows(weight: Tensor) -> Int8Weight:
-    """Round each row of weight [out, in] to ±127 steps of its largest magnitude / 127."""
-    outputs, inputs = weight.shape
-    values = torch.zeros(outputs, -(-inputs // PADDING) * PADDING, dtype=torch.int8)
-    scales = torch.empty(outputs, dtype=torch.float32)
-    # In pieces, so that the numbers in fp32 never take as much memory as the matrix.
-    for start in range(0, outputs, max(1, (1 << 20) // max(1, inputs))):
-        part = weight[start : start + max(1, (1 << 20) // max(1, inputs))].float()
-        scale = part.abs().amax(1) / LARGEST if inputs else part.new_zeros(len(part))
-        scales[start : start + len(part)] = scale
-        steps = part / scale.masked_fill(scale == 0, 1.0)[:, None]
-        values[start : start + len(part), :inputs] = steps.round_().to(torch.int8)
-    return Int8Weight(values, scales, values.sum(1, dtype=torch.int32), inputs)
+@dataclass(frozen=True, slots=True)
+class QuantizedRows:
+    """Some outputs of one slot of a weight, as a place that a checkpoint's matrix is copied to."""
+
+    weight: QuantizedWeight
+    start: int
+    count: int
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.count, self.weight.inputs))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+    def copy_(self, source: Tensor) -> Self:
+        """Round [count, in] to codes."""
+        self.weight.set_rows(source, self.start)
+        return self
+
+    def narrow(self, dimension: int, start: int, length: int) -> Self:
+        """Fewer outputs."""
+        assert dimension == 0, "inputs of an output have scales in common"
+        return type(self)(self.weight, self.start + start, length)
+
+
+def _pieces(total: int, first: int, step: int) -> list[tuple[int, int]]:
+    if not total:
+        return []
+    return [(0, first), *((begin, min(total, begin + step)) for begin in range(first, total, step))]
+
+
+def _places(start: int, count: int) -> tuple[Tensor, Tensor]:
+    """Panels and lanes of consecutive outputs."""
+    rows = torch.arange(start, start + count)
+    return rows // PANEL, rows % PANEL

@@ -1,0 +1,64 @@
+// Products with weights of eight or four bits: what a kernel is given, how the weights lie, and one table a processor
+// kind. Weights are packed once, on loading, into panels of PANEL outputs and steps of four inputs (`in` padded to
+// GROUP with zeros):
+//
+//     int8   [panels, in / 4, PANEL, 4]               int8: four inputs of an output side by side, a step after a step
+//     int4   [panels, in / GROUP, GROUP / 8, PANEL, 4]  bytes: the low half is of one step, the high half of the next
+//
+// A vector of 32 bytes is eight outputs by four inputs, which is what a byte multiply adds up; a panel is read once
+// and in order, whatever the number of rows.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels.h"
+
+namespace shoal {
+
+constexpr std::int64_t PANEL = 16;  // outputs
+constexpr std::int64_t GROUP = 32;  // inputs that share a scale, in four bits
+
+enum Scheme : std::int32_t { INT8 = 0, INT4 = 1 };
+
+// What is done to a row before it is quantized.
+enum Prologue : std::int32_t { AS_IS = 0, SILU_PRODUCT = 1, GELU_PRODUCT = 2, NORM = 3 };
+
+// y [rows, out] = f(x) [rows, in] · wᵀ + bias, of rows f(x) rounded to ±127 steps.
+//
+// INT8: of a row's largest magnitude, y = x_scale · w_scale[o] · Σ xq · wq.
+// INT4: of a group's largest magnitude; w = scale · code + least for codes 0 … 15 of a group, and
+//       y = Σ over groups of x_scale · (scale · Σ xq · code + least · Σ xq).
+struct QuantizedLinear {
+    void* x;                   // [rows, in]; of the products [rows, 2 · in], gate | up
+    const void* add;           // NORM: [rows, in] that is added to x, in its place, before; null: none
+    const void* norm;          // NORM: [in]
+    const std::uint8_t* codes;
+    const void* scales;        // INT8: [out] float. INT4: [panels, in / GROUP, 2, PANEL] half: scales, then leasts
+    const void* bias;          // [out]; null: none
+    void* y;
+    std::int64_t rows, in, out;
+    std::int64_t x_stride, add_stride, y_stride;
+    float eps;
+    Scheme scheme;
+    Prologue prologue;
+    Type type;       // of x, add, bias and y
+    Type norm_type;  // see RmsNorm
+};
+
+// Rows of x lie expert by expert, counts[e] of expert e; every expert has weights of the same shape, `codes_bytes`
+// and `scales_bytes` apart, and biases `out` apart. `one` describes all rows and the first expert.
+struct QuantizedExperts {
+    QuantizedLinear one;
+    const std::int64_t* counts;
+    std::int64_t experts, codes_bytes, scales_bytes;
+};
+
+struct QuantizedKernels {
+    const char* name;
+    void (*linear)(const QuantizedLinear&);
+    void (*experts)(const QuantizedExperts&);
+};
+
+extern const QuantizedKernels portable_quantized, avx2_quantized;
+
+}  // namespace shoal

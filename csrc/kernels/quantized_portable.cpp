@@ -1,0 +1,85 @@
+// Products with quantized weights in plain C++; see quantized.h.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "pool.h"
+#include "quantized.h"
+#include "scratch.h"
+
+namespace shoal {
+namespace {
+#include "simd_portable.inc"
+
+#include "simd_common.inc"
+
+#include "rows.inc"
+
+template <int M>
+void tile_int8(const std::uint8_t* codes, const std::int8_t* x, std::int64_t steps, float* out) {
+    const auto* weights = reinterpret_cast<const std::int8_t*>(codes);
+    std::int32_t sums[M][PANEL] = {};
+    for (std::int64_t k = 0; k < steps; ++k) {
+        for (int m = 0; m < M; ++m) {
+            const std::int8_t* xs = x + k * 8 * M + 8 * m + 4;
+            for (int n = 0; n < PANEL; ++n) {
+                const std::int8_t* w = weights + k * 4 * PANEL + 4 * n;
+                sums[m][n] += w[0] * xs[0] + w[1] * xs[1] + w[2] * xs[2] + w[3] * xs[3];
+            }
+        }
+    }
+    for (int m = 0; m < M; ++m) {
+        for (int n = 0; n < PANEL; ++n) out[m * PANEL + n] = static_cast<float>(sums[m][n]);
+    }
+}
+
+// IEEE half precision to float.
+inline float half_at(const std::uint16_t* p) {
+    const std::uint32_t sign = static_cast<std::uint32_t>(*p & 0x8000) << 16, rest = *p & 0x7fff;
+    if (rest < 0x400) {
+        const float tiny = std::ldexp(static_cast<float>(rest), -24);
+        return sign ? -tiny : tiny;
+    }
+    const std::uint32_t bits = sign | (rest >= 0x7c00 ? 0x7f800000u | ((rest & 0x3ff) << 13) : (rest << 13) + 0x38000000u);
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+template <int M>
+void tile_int4(const std::uint8_t* codes, const std::uint16_t* halves, const std::int8_t* x, const float* x_scales,
+               std::int64_t groups, float* out) {
+    std::fill_n(out, M * PANEL, 0.0f);
+    for (std::int64_t g = 0; g < groups; ++g) {
+        std::int32_t whole[M][PANEL] = {};
+        for (int k = 0; k < 4; ++k) {
+            for (int m = 0; m < M; ++m) {
+                const std::int8_t* first = x + (g * 4 + k) * 8 * M + 4 * m;
+                const std::int8_t* second = first + 4 * M;
+                for (int n = 0; n < PANEL; ++n) {
+                    const std::uint8_t* pair = codes + (g * 4 + k) * 64 + 4 * n;
+                    for (int i = 0; i < 4; ++i) whole[m][n] += (pair[i] & 15) * first[i] + (pair[i] >> 4) * second[i];
+                }
+            }
+        }
+        for (int m = 0; m < M; ++m) {
+            const float* worth = x_scales + (g * M + m) * 2;
+            for (int n = 0; n < PANEL; ++n) {
+                const float scale = half_at(halves + g * 2 * PANEL + n), least = half_at(halves + g * 2 * PANEL + PANEL + n);
+                out[m * PANEL + n] += scale * worth[0] * static_cast<float>(whole[m][n]);
+                out[m * PANEL + n] += least * worth[1];
+            }
+        }
+    }
+}
+
+#include "quantized.inc"
+}  // namespace
+
+extern const QuantizedKernels portable_quantized{"portable", quantized_linear, quantized_experts};
+
+}  // namespace shoal
