@@ -1,4 +1,4 @@
-# make serve · test · test-slow · test-peers · lint · clean
+# make serve · test · test-slow · test-peers · sanitize · lint · clean
 #
 # Every target does its own set-up on a fresh clone (virtual environment, packages, model) and skips it when nothing
 # changed: the stamps in .make/ carry a hash of what the installation depends on.
@@ -19,7 +19,7 @@ INPUTS := pyproject.toml $(wildcard setup.py) $(sort $(wildcard csrc/* csrc/*/*)
 HASH := $(shell cat $(INPUTS) 2>/dev/null | cksum | tr ' ' '-')
 TORCH := $(shell sed -n 's/^ *"\(torch[<>=][^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: serve test test-slow test-peers lint clean models
+.PHONY: serve test test-slow test-peers sanitize lint clean models
 .DELETE_ON_ERROR:
 
 serve: .make/serve-$(HASH)
@@ -34,6 +34,25 @@ test-slow: .make/dev-$(HASH) models
 
 test-peers: .make/dev-$(HASH) models
 	$(BIN)/python -m pytest -m peers --timeout 1800
+
+# The fuzz tests on kernels that watch every access to memory and every undefined operation. PyTorch's tensors are
+# watched too, as its allocations go through the sanitizer's. Leaks are not looked for: the interpreter has its own.
+SANITIZED := .make/sanitize/kernels.so
+FUZZ ?= 100
+
+sanitize: .make/dev-$(HASH) $(SANITIZED)
+	SHOAL_KERNELS_LIBRARY=$(SANITIZED) SHOAL_FUZZ_EXAMPLES=$(FUZZ) PYTHONMALLOC=malloc \
+	  LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	  $(BIN)/python -m pytest -m "not slow" tests/unit/engine/test_kernels_*.py --timeout 3000
+
+$(SANITIZED): $(wildcard csrc/kernels/*)
+	@mkdir -p $(@D)
+	set -e; for source in csrc/kernels/*.cpp; do \
+	  $(CXX) -std=c++20 -O1 -g -fno-math-errno -ffp-contract=fast -fno-omit-frame-pointer -fPIC -pthread \
+	    -fsanitize=address,undefined -fno-sanitize-recover=all -c $$source -o $(@D)/$$(basename $$source .cpp).o; \
+	done
+	$(CXX) -shared -pthread -fsanitize=address,undefined $(@D)/*.o -o $@
 
 lint: .make/dev-$(HASH)
 	$(BIN)/ruff check .

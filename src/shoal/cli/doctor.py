@@ -85,9 +85,25 @@ def _compute() -> list[tuple[str, str]]:
         rows.append((f"cuda:{index}", f"{device.name}, {device.total_memory / GIB:.1f} GiB"))
     if torch.cuda.device_count() == 0:
         rows.append(("accelerator", "none"))
-    from shoal.engine.ops.kernels import select_kernels
+    return rows + _kernels()
 
-    rows.append(("kernels", select_kernels(os.environ.get("SHOAL_KERNELS")).name))
+
+def _kernels() -> list[tuple[str, str]]:
+    """Which kernels a replica on this processor would use, which others it could, and why none are compiled."""
+    from shoal.engine.ops.kernels import select_kernels
+    from shoal.engine.ops.native_library import backend
+    from shoal.engine.parallel.shm_native import find_library
+
+    found, chosen = backend(), select_kernels(os.environ.get("SHOAL_KERNELS")).name
+    rows = [("kernels", chosen if chosen.startswith("native") else f"{chosen}: plain PyTorch, slower")]
+    if found.library is None:
+        rows.append(("compiled kernels", f"none: {found.detail}"))
+    else:
+        rows.append(("compiled kernels", ", ".join(found.kinds) + " (SHOAL_KERNELS=native-… picks another)"))
+        if "avx512" in found.kinds:
+            rows.append(("caution", "the avx512 kernels are not tested by this release; native-avx2 are"))
+    between = "compiled" if find_library() else "Python, slower: the package was built without a C++ compiler"
+    rows.append(("collectives", between))
     return rows
 
 

@@ -1,18 +1,20 @@
 """`shoal doctor` on this machine."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 
-def doctor(*arguments: str) -> str:
+def doctor(*arguments: str, **environment: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "shoal.cli", "doctor", *arguments],
         capture_output=True,
         text=True,
         timeout=90,
         check=True,
+        env={**os.environ, **environment},
     )
     return done.stdout
 
@@ -25,3 +27,11 @@ def test_report_names_machine_software_and_models(tmp_path: Path) -> None:
     assert "kernels" in dict(report["Compute"])
     assert "memory" in dict(report["Machine"])
     assert report["Models"] == [["cache", str(tmp_path)]]
+
+
+def test_it_says_which_kernels_run_and_why_none_are_compiled(tmp_path: Path) -> None:
+    """An empty SHOAL_KERNELS_LIBRARY is as if the package had been built without a compiler."""
+    report = json.loads(doctor("--json", "--cache-dir", str(tmp_path), SHOAL_KERNELS_LIBRARY=""))["sections"]
+    rows = dict(report["Compute"])
+    assert rows["kernels"] == "cpu: plain PyTorch, slower"
+    assert "without a C++ compiler" in rows["compiled kernels"]
