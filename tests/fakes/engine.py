@@ -74,6 +74,8 @@ class FakeEngine:
         self.name, self.model, self.port = name, model, port
         self.prefill_rate = 200_000.0
         self.decode_seconds = 0.001
+        self.decode_slope = 0.0
+        """Seconds that each running request adds to a step of all."""
         self.max_running = 10_000
         self.cache_blocks = 10_000
         self.cached_tokens = "real"
@@ -322,7 +324,7 @@ class FakeEngine:
             if fault is not None and fault.after and place == fault.after and await self._break(writer, fault):
                 return False
             if place or not streams:
-                await asyncio.sleep(self.decode_seconds)
+                await asyncio.sleep(self.decode_seconds + self.decode_slope * self.running)
             token = next_token(tokens)
             tokens.append(token)
             made.append(token)

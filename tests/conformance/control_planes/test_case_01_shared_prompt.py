@@ -10,7 +10,8 @@ SYSTEM = "You are a careful assistant. " * 150
 async def test_case_01_a_shared_prompt_is_spread() -> None:
     async with fleet(8) as f:
         for engine in f.engines:
-            engine.prefill_rate = 20_000
+            # As real ones: whoever has many requests is slower for each.
+            engine.prefill_rate, engine.decode_slope = 20_000, 0.001
         # Someone warms one replica first: it now looks best to everybody.
         await f.post(f.chat("warm") | {"messages": [{"role": "system", "content": SYSTEM}]})
         waves = []
@@ -23,7 +24,9 @@ async def test_case_01_a_shared_prompt_is_spread() -> None:
             answers = await asyncio.gather(*(f.post(body) for body in bodies))
             assert {a.status_code for a in answers} == {200}
             waves.append([now - then for now, then in zip(f.counts(), before, strict=True)])
-        # Twice the even share of four: who was warm first stays a favourite for a moment, and no longer.
-        assert max(map(max, waves)) <= 8, waves
+        # While the others compute the prompt for the first time, who holds it may be the quickest for many at once;
+        # not for all, and not once the others hold it too: then four each are even.
+        assert max(waves[0]) < 32, waves
+        assert max(waves[1]) <= 8, waves
         assert min(f.counts()) >= 1, waves
         f.check()

@@ -34,7 +34,7 @@ class RouteRequest:
     hits: Mapping[str, int] = field(default_factory=dict)
     """Prompt tokens each replica is believed to hold; filled in by the router from its index."""
     charged: Sequence[float] = ()
-    """Tokens of the blocks from the i-th on, each divided among the prompts that share it; empty: nobody shares."""
+    """What the blocks from the i-th on are charged, in tokens; empty: all alike."""
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """What a request would wait for, in seconds: the queue, its own prompt, decoding neighbours, memory."""
 
 from shoal.policy.routing.contracts import ReplicaState, RouteRequest
+from shoal.policy.routing.prefix import OTHERS
 
 
 class Queue:
@@ -36,10 +37,11 @@ class Uncached:
 
 
 class Prefill:
-    """Like `Uncached`, but what many prompts share is divided among them.
+    """What computing the rest of its prompt costs it and those it delays (`prefix.OTHERS`).
 
-    To compute a shared prefix on one more replica is an investment of all that will use it there. Charged in full
-    to the first, it would never be made, and one replica would get everything that begins alike.
+    What many prompts share is charged in part: to compute a shared prefix on one more replica is an investment of
+    all that will use it there. Charged in full to the first, it would never be made, and one replica would get
+    everything that begins alike.
     """
 
     name = "prefill"
@@ -48,22 +50,27 @@ class Prefill:
     def seconds(self, request: RouteRequest, replica: ReplicaState, now: float) -> float:
         charged = request.charged
         hit = request.hits.get(replica.name, 0) * replica.trust
-        missing = request.prompt_tokens - hit
         if charged:
             held = min(len(charged) - 1, int(hit / request.block_tokens + 0.5))
             whole = (len(charged) - 1 - held) * request.block_tokens
-            missing += charged[held] - whole
-        return max(1.0, missing) / replica.prefill_rate
+            cost = charged[held] + (request.prompt_tokens - hit - whole) * (1 + OTHERS)
+        else:
+            cost = (request.prompt_tokens - hit) * (1 + OTHERS)
+        return max(1.0, cost) / replica.prefill_rate
 
 
 class Decode:
-    """What its output takes here beyond an idle, usual replica: every neighbour lengthens every step of it."""
+    """What its output takes here beyond an idle, usual replica.
+
+    Every neighbour lengthens each step that both are there for: half of the output, as those who overlap by chance
+    do on average.
+    """
 
     name = "decode"
     ttft = False
 
     def seconds(self, request: RouteRequest, replica: ReplicaState, now: float) -> float:
-        return (replica.decode_excess + replica.decode_seconds * replica.load) * request.max_tokens
+        return (replica.decode_excess + replica.decode_seconds * replica.load / 2) * request.max_tokens
 
 
 class KvPressure:

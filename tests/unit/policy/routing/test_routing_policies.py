@@ -41,10 +41,12 @@ def test_the_default_adds_up_seconds() -> None:
     busy = replica("busy", pending_tokens=8000, prefill_rate=4000)
     slow = replica("slow", prefill_rate=500)
     decision = chosen("default", [busy, slow])
-    # busy: 2 s of queue and 0.25 s of prompt; slow: 2 s of prompt.
-    assert decision.replica == "slow"
-    assert decision.predicted_ttft == pytest.approx(2.0)
-    assert "prefill 2.000" in decision.reason
+    # busy: 2 s of queue and 0.25 s of prompt; slow: 2 s of prompt. Prompts count for those they delay, too.
+    assert decision.replica == "busy"
+    assert decision.predicted_ttft == pytest.approx(2.25)
+    assert "queue 2.000 + prefill 0.750" in decision.reason
+    busy.pending_tokens = 24_000
+    assert chosen("default", [busy, slow]).replica == "slow"
 
 
 def test_a_hit_wins_until_the_queue_costs_more() -> None:
@@ -57,6 +59,10 @@ def test_a_hit_wins_until_the_queue_costs_more() -> None:
     assert isinstance(decision, Decision)
     assert (decision.replica, decision.predicted_hit) == ("holder", 960)
     holder.pending_tokens = 2000.0
+    decision = router.route(asked, [holder, other], 2.0)
+    assert isinstance(decision, Decision)
+    assert decision.replica == "holder", "two thirds of the price of computing it again are paid by others"
+    holder.pending_tokens = 4000.0
     decision = router.route(asked, [holder, other], 2.0)
     assert isinstance(decision, Decision)
     assert decision.replica == "other"
@@ -174,7 +180,7 @@ def test_shared_prefixes_are_told_from_conversations() -> None:
         sharing.add(system, b"tail%d" % i)
     charged = sharing.charged(system, 32.0)
     # Six go on from its end; one of them may be the end of an earlier turn.
-    assert charged[0] == pytest.approx(10 * 32 / 5)
+    assert charged[0] == pytest.approx(10 * 32 / 5**0.5)
     talk: list[bytes] = []
     for turn in range(6):
         talk = [*talk, b"t%d" % (2 * turn), b"t%d" % (2 * turn + 1)]
