@@ -121,6 +121,37 @@ def test_bug_23_a_lane_without_rows_takes_part(layout: str) -> None:
         assert_as_on_one_rank(layer, spec, rows, list(outs))
 
 
+@pytest.mark.parametrize("kind", SPECS)
+@pytest.mark.parametrize("layout", ["ep2", "ep4", "tp2-ep2", "dp2-tp2-ep2", "dp4-ep2", "cp2-ep2"])
+def test_rows_that_travel_in_halves_are_computed_alike(layout: str, kind: str) -> None:
+    """Also where a lane has one row or none, and where only the larger of two steps is cut."""
+    layer, spec = Layer.make(kind), LAYOUTS[layout]
+    waves = [rows_of(spec, counts, seed) for seed, counts in enumerate([(13, 1, 0, 8), (0, 1), (0,), (40, 30)])]
+    whole_stage = spec.expert_cut == 1
+
+    def body(mesh: Mesh) -> list[Tensor]:
+        ffn = layer.share(mesh)
+        assert ffn.exchange is not None
+        outs = []
+        for overlap_from in (0, 60) if whole_stage else (0,):
+            ffn.exchange.overlap_from = overlap_from
+            before = sent(mesh)
+            outs += [ffn(rows[mesh.at.dp, mesh.at.cp]) for rows in waves]
+            # Two messages a wave, or four in halves.
+            assert sent(mesh) - before == (16 if overlap_from == 0 else 8 + 2 * sum(map(large, waves)))
+        return outs
+
+    def sent(mesh: Mesh) -> int:
+        return sum(v.messages for v in mesh.traffic.snapshot() if (v.axis, v.operation) == ("ep", "all_to_all"))
+
+    def large(rows: dict[tuple[int, int], Tensor]) -> bool:
+        return sum(map(len, rows.values())) * TOP_K >= 60
+
+    outs = list(zip(*run_ranks(spec, body), strict=True))
+    for rows, out in zip(waves * (len(outs) // len(waves)), outs, strict=True):
+        assert_as_on_one_rank(layer, spec, rows, list(out))
+
+
 def random_placement(ranks: int, slots: int, seed: int) -> LayerPlacement:
     """Every expert somewhere, some twice, empty slots anywhere."""
     draw = random.Random(seed)

@@ -20,6 +20,7 @@ from parity.parallelkit import GREEDY, NEW, RANDOM, Drive, Expected, assert_logp
 from parity.tiny import MIXTURES
 from shoal import LLM
 from shoal.engine.errors import InvalidOption
+from shoal.engine.executor_processes import ProcessExecutor
 from shoal.specs.errors import SpecError
 
 BY_NAME = {tiny.name: tiny for tiny in MIXTURES}
@@ -126,6 +127,33 @@ def test_bug_19_aborts_leave_the_others_right(case: tuple[LLM, Expected]) -> Non
     llm.check()
 
 
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        ("deepseek-v3", {"ep": 2}),
+        pytest.param("gpt-oss", {"tp": 2, "ep": 2}, marks=pytest.mark.slow),
+        pytest.param("qwen3-moe", {"dp": 2, "tp": 2, "ep": 2}, marks=pytest.mark.slow),
+        pytest.param("mixtral", {"tp": 2, "pp": 2, "ep": 2}, marks=pytest.mark.slow),
+        pytest.param("deepseek-v2", {"cp": 2, "ep": 2}, marks=pytest.mark.slow),
+    ],
+)
+def test_rows_that_travel_while_others_are_computed_change_no_token(
+    right: Callable[[str], Expected], model: str, layout: dict[str, int]
+) -> None:
+    """Over Gloo, which carries them in a thread of its own; every step in halves, and as start-up has measured."""
+    answers = right(model)
+    options = {**SMALL, **layout, "num_blocks": 200, "max_num_batched_tokens": 40, "collectives": "gloo"}
+    messages: dict[str, int] = {}
+    for overlap in ("off", "on", "auto") if layout == {"ep": 2} else ("on",):
+        with LLM(str(answers.path), **options, overlap=overlap) as llm:
+            assert greedy(llm, answers.prompts, NEW) == answers.greedy
+            assert isinstance(llm._core._executor, ProcessExecutor)
+            volumes = [v for rank in llm._core._executor.traffic() for v in rank if v.axis == "ep"]
+            messages[overlap] = sum(v.messages for v in volumes if v.operation == "all_to_all")
+    if "off" in messages:
+        assert messages["on"] == 2 * messages["off"]
+
+
 def skew(directory: Path) -> Any:
     """Make every row choose experts 0 and 1, both of the first rank; returns Transformers' model of it."""
     file = directory / "model.safetensors"
@@ -175,9 +203,10 @@ def test_hot_experts_are_replicated_while_serving_and_no_token_changes(
         ({"ep": 2, "balance_steps": 0}, "balance_steps"),
         ({"spare_experts": 1}, "spare_experts"),
         ({"ep": 2, "spare_experts": -1}, "spare_experts"),
+        ({"ep": 2, "overlap": "maybe"}, "overlap"),
     ],
 )
-def test_options_without_a_meaning_are_refused(tmp_path: Path, options: dict[str, int], message: str) -> None:
+def test_options_without_a_meaning_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidOption, match=message):
         LLM(str(tmp_path), **options)
 

@@ -7,10 +7,17 @@
 Only chosen rows travel: k · H numbers a row each way. How many rows each slot gets from whom is told beforehand in
 an all-gather of counts, so that nobody has to send ids along with rows.
 
-Every rank of the group takes part in every step, whether or not it has rows: the collectives are matched by order.
+With `overlap_from`, steps of many rows travel in two halves, so that one computes while the other is under way:
+
+    wire    ▓▓A out▓▓ ▓▓B out▓▓ ▓▓A back▓▓ ▓▓B back▓▓
+    rank    ..shared..░░░A░░░░░ ░░░░B░░░░░ ..........
+
+Every rank of the group takes part in every step, whether or not it has rows: the collectives are matched by order,
+and whether there are halves is decided by what all have been told.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -18,8 +25,30 @@ from torch import Tensor
 
 from shoal.engine.layers.experts import Experts
 from shoal.engine.layers.router import Routing
-from shoal.engine.parallel.group import Group
+from shoal.engine.parallel.group import Flight, Group
 from shoal.policy.experts import EMPTY, LayerLoad, LayerPlacement
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some of a rank's rows, on their way to experts."""
+
+    order: Tensor
+    """Which choice, t · k + i, each row sent is for."""
+    sent: list[int]
+    """Rows by target."""
+    here: list[list[int]]
+    """Rows that come here: [source][slot]."""
+    flight: Flight
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatched:
+    """A step's rows, on their way to experts."""
+
+    choices: int
+    """Of this rank."""
+    parts: list[_Part]
 
 
 class ExpertExchange:
@@ -28,6 +57,9 @@ class ExpertExchange:
     def __init__(self, ep: Group, etp: Group, placement: LayerPlacement, device: torch.device) -> None:
         self.ep, self.etp = ep, etp
         self.device = device
+        self.overlap_from: int | None = None
+        """Choices of all ranks together from which a step's rows travel in two halves; the same on every rank of
+        a pipeline stage. None: never."""
         self.place(placement)
         self._reset_counts()
 
@@ -57,18 +89,41 @@ class ExpertExchange:
 
     def __call__(self, x: Tensor, routing: Routing, experts: Experts) -> Tensor:
         """x [T, H] -> [T · k, H]: row t · k + i is what row t's i-th expert made of it, not yet weighted."""
+        return self.combine(self.dispatch(x, routing), experts)
+
+    def dispatch(self, x: Tensor, routing: Routing) -> Dispatched:
+        """Send the rows of x [T, H] to their experts' ranks. What doesn't need them can be computed meanwhile."""
         top_k = routing.experts.shape[1]
         homes = self._deal(routing.experts)
-        order = homes.argsort(stable=True)
-        counts = homes.bincount(minlength=self.ep.size * self.slots).view(1, self.ep.size, self.slots)
-        told = self.ep.all_gather(counts).tolist()  # [source][target][slot]
-        sent = [sum(slots) for slots in told[self.ep.index]]
-        arrived = self.ep.all_to_all(torch.split(x.index_select(0, order // top_k), sent))
-        here: list[list[int]] = [source[self.ep.index] for source in told]
-        self._computed += sum(map(sum, here))
-        computed = self._compute(torch.cat(arrived), here, experts)
-        back = self.ep.all_to_all(torch.split(computed, [sum(slots) for slots in here]))
-        made = torch.cat(back)
+        half = len(x) // 2 * top_k
+        pieces = [homes] if self.overlap_from is None else [homes[:half], homes[half:]]
+        counts = torch.stack([piece.bincount(minlength=self.ep.size * self.slots) for piece in pieces])
+        shape = (1, len(pieces), self.ep.size, self.slots)
+        told = self.ep.all_gather(counts.view(shape))  # [source][part][target][slot]
+        if self.overlap_from is not None and int(told.sum()) < self.overlap_from:
+            pieces, told = [homes], told.sum(1, keepdim=True)
+        me, parts, start = self.ep.index, [], 0
+        for piece, table in zip(pieces, told.transpose(0, 1).tolist(), strict=True):
+            order = piece.argsort(stable=True) + start
+            sent = [sum(slots) for slots in table[me]]
+            here: list[list[int]] = [source[me] for source in table]
+            rows = torch.split(x.index_select(0, order // top_k), sent)
+            flight = self.ep.start_all_to_all(rows, [sum(slots) for slots in here])
+            parts.append(_Part(order, sent, here, flight))
+            start += len(piece)
+        return Dispatched(len(homes), parts)
+
+    def combine(self, dispatched: Dispatched, experts: Experts) -> Tensor:
+        """Compute what came, and fetch what others computed: [T · k, H] as of `__call__`."""
+        returning: list[Flight] = []
+        for part in dispatched.parts:
+            arrived = torch.cat(part.flight.land())
+            self._computed += len(arrived)
+            computed = self._compute(arrived, part.here, experts)
+            pieces = torch.split(computed, [sum(slots) for slots in part.here])
+            returning.append(self.ep.start_all_to_all(pieces, part.sent))
+        made = torch.cat([piece for flight in returning for piece in flight.land()])
+        order = torch.cat([part.order for part in dispatched.parts])
         return torch.empty_like(made).index_copy_(0, order, made)
 
     def _deal(self, chosen: Tensor) -> Tensor:

@@ -59,13 +59,19 @@ class MoeFfn(nn.Module):
             self.shared_gate = Linear(hidden, 1, False, dtype, device) if spec.shared_gate else None
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self._routed(x) if self.exchange is None else self._exchanged(x, self.exchange)
-        if self.shared is not None:
-            shared = self.shared(x)
-            if self.shared_gate is not None:
-                shared = torch.sigmoid(self.shared_gate(x)) * shared
+        if self.exchange is None:
+            out, shared = self._routed(x), self._shared(x)
+        else:
+            out, shared = self._exchanged(x, self.exchange)
+        if shared is not None:
             out = out + shared
         return self.tp.all_reduce(out) if self.tp.size > 1 and len(out) else out
+
+    def _shared(self, x: Tensor) -> Tensor | None:
+        if self.shared is None:
+            return None
+        shared: Tensor = self.shared(x)
+        return shared if self.shared_gate is None else torch.sigmoid(self.shared_gate(x)) * shared
 
     def _routed(self, x: Tensor) -> Tensor:
         routing: Routing = self.router(x)
@@ -76,16 +82,18 @@ class MoeFfn(nn.Module):
         computed = self.experts(x.index_select(0, order // top_k), counts)
         return combine(torch.empty_like(computed).index_copy_(0, order, computed), routing)
 
-    def _exchanged(self, x: Tensor, exchange: ExpertExchange) -> Tensor:
+    def _exchanged(self, x: Tensor, exchange: ExpertExchange) -> tuple[Tensor, Tensor | None]:
+        """What routed experts made of x, and what the shared ones did while rows were under way."""
         own = split(len(x), self.tp.size)[self.tp.index]
         mine = x[own.start : own.stop]
         routing: Routing = self.router(mine)
-        out = combine(exchange(mine, routing, self.experts), routing)
-        if self.tp.size == 1:
-            return out
-        return torch.cat(
-            (out.new_zeros(own.start, out.shape[1]), out, out.new_zeros(len(x) - own.stop, out.shape[1]))
-        )
+        dispatched = exchange.dispatch(mine, routing)
+        shared = self._shared(x)
+        out = combine(exchange.combine(dispatched, self.experts), routing)
+        if self.tp.size > 1:
+            before, after = out.new_zeros(own.start, out.shape[1]), out.new_zeros(len(x) - own.stop, out.shape[1])
+            out = torch.cat((before, out, after))
+        return out, shared
 
     def place(self, placement: LayerPlacement) -> None:
         """Fetch and give away experts so that they are where `placement` says. All ranks of `ep` call it."""

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shoal.engine.parallel.group import CollectiveTimeout, Group
+from shoal.engine.parallel.group import CollectiveTimeout, Flight, Group
 from shoal.engine.parallel.mesh import GROUP_AXES, GroupAxis, Mesh
 from shoal.engine.parallel.traffic import TrafficCounters
 
@@ -58,6 +58,8 @@ def open_distributed(setup: Setup) -> Mesh:
 
 class TorchGroup:
     """A `Group` over a torch.distributed process group."""
+
+    flies = True
 
     def __init__(
         self,
@@ -122,16 +124,29 @@ class TorchGroup:
         mine = torch.tensor(rows, device=packed.device)
         counts = torch.empty_like(mine)
         self._run("all_to_all", lambda: dist.all_to_all_single(counts, mine, group=self._group))
-        expected: list[int] = counts.tolist()
-        out = packed.new_empty((sum(expected), *packed.shape[1:]))
-        self._run("all_to_all", lambda: dist.all_to_all_single(out, packed, expected, rows, group=self._group))
-        self._traffic.add(self.axis, "all_to_all", packed.nbytes, packed.nbytes - tensors[self.index].nbytes)
-        pieces: list[Tensor] = []
-        start = 0
-        for count in expected:
-            pieces.append(out[start : start + count])
-            start += count
-        return pieces
+        return self._start(packed, rows, counts.tolist(), tensors[self.index].nbytes).land()
+
+    def start_all_to_all(self, tensors: Sequence[Tensor], arriving: Sequence[int]) -> Flight:
+        if not len(tensors) == len(arriving) == self.size:
+            raise ValueError(
+                f"all_to_all over {self.axis}: {len(tensors)} tensors, {len(arriving)} counts for {self.size} ranks"
+            )
+        rows = [len(t) for t in tensors]
+        return self._start(torch.cat(list(tensors)), rows, list(arriving), tensors[self.index].nbytes)
+
+    def _start(self, packed: Tensor, rows: list[int], arriving: list[int], own_bytes: int) -> Flight:
+        out = packed.new_empty((sum(arriving), *packed.shape[1:]))
+        work = self._run(
+            "all_to_all",
+            lambda: dist.all_to_all_single(out, packed, arriving, rows, group=self._group, async_op=True),
+        )
+        self._traffic.add(self.axis, "all_to_all", packed.nbytes, packed.nbytes - own_bytes)
+
+        def wait() -> None:
+            if work is not None:
+                self._run("all_to_all", work.wait)
+
+        return _UnderWay(wait, packed, out, arriving)
 
     def broadcast(self, tensor: Tensor, src: int) -> Tensor:
         tensor = tensor.contiguous()
@@ -165,6 +180,22 @@ class TorchGroup:
             raise CollectiveTimeout(self.axis, operation, missing, time.perf_counter() - start) from error
         finally:
             self.waited += time.perf_counter() - start
+
+
+class _UnderWay:
+    """Rows that another thread or device carries."""
+
+    def __init__(self, wait: Callable[[], None], packed: Tensor, out: Tensor, arriving: list[int]) -> None:
+        self._wait = wait
+        self._packed: Tensor | None = packed
+        """Kept alive until it has been sent."""
+        self._out = out
+        self._arriving = arriving
+
+    def land(self) -> list[Tensor]:
+        self._wait()
+        self._packed = None
+        return list(self._out.split(self._arriving))
 
 
 def _first_line(error: Exception) -> str:

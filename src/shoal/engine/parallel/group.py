@@ -26,6 +26,24 @@ class CollectiveTimeout(EngineError):
         """Rank of the world that did not come; None if the backend cannot tell."""
 
 
+class Flight(Protocol):
+    """Rows under way."""
+
+    def land(self) -> list[Tensor]:
+        """Wait for them; they are by source. Once."""
+        ...
+
+
+class Landed:
+    """Rows that have arrived already."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self._tensors = tensors
+
+    def land(self) -> list[Tensor]:
+        return self._tensors
+
+
 class Group(Protocol):
     """The ranks of one axis that this rank belongs to.
 
@@ -76,6 +94,19 @@ class Group(Protocol):
         """
         ...
 
+    @property
+    def flies(self) -> bool:
+        """Whether `start_all_to_all` returns while rows are still under way."""
+        ...
+
+    def start_all_to_all(self, tensors: Sequence[Tensor], arriving: Sequence[int]) -> Flight:
+        """Begin an `all_to_all` of which this rank knows what comes: `arriving[i]` rows from index i.
+
+        Other operations may follow before it lands, in the same order on every rank. `tensors` must not change
+        until then.
+        """
+        ...
+
     def broadcast(self, tensor: Tensor, src: int) -> Tensor:
         """`tensor` of index `src`; others pass one of the same shape and dtype, which is overwritten."""
         ...
@@ -103,6 +134,7 @@ class SoloGroup:
     size = 1
     index = 0
     waited = 0.0
+    flies = False
 
     def __init__(self, axis: str, rank: int = 0) -> None:
         self.axis = axis
@@ -116,6 +148,9 @@ class SoloGroup:
 
     def all_to_all(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return list(tensors)
+
+    def start_all_to_all(self, tensors: Sequence[Tensor], arriving: Sequence[int]) -> Flight:
+        return Landed(list(tensors))
 
     def broadcast(self, tensor: Tensor, src: int) -> Tensor:
         return tensor

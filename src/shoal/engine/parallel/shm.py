@@ -15,10 +15,11 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from shoal.engine.parallel.group import CollectiveTimeout
+from shoal.engine.parallel.group import CollectiveTimeout, Flight, Landed
 from shoal.engine.parallel.shm_fallback import PythonTransport
 from shoal.engine.parallel.shm_layout import SegmentLayout, map_segment
 from shoal.engine.parallel.shm_native import KINDS, NativeTransport, find_library, load_library
+from shoal.engine.parallel.sums import RankSums
 from shoal.engine.parallel.traffic import TrafficCounters
 
 SPIN_SECONDS = 50e-6
@@ -110,6 +111,9 @@ def connect(
 class ShmGroup:
     """A `Group` of ranks on this host, for tensors on the CPU."""
 
+    flies = False
+    """Rows are copied by the ranks' own threads, so there is nobody to carry them while a rank computes."""
+
     def __init__(
         self,
         axis: str,
@@ -138,6 +142,17 @@ class ShmGroup:
         self._done("all_reduce", self._live.all_reduce(tensor))
         self._traffic.add(self.axis, "all_reduce", tensor.nbytes)
         return tensor
+
+    def row_sums(self) -> RankSums | None:
+        """For compiled code that all-reduces by itself; None where collectives aren't compiled."""
+        if not isinstance(self._live, NativeTransport):
+            return None
+
+        def done(calls: int, size: int, missing: int) -> None:
+            self._done("all_reduce", missing)
+            self._traffic.add(self.axis, "all_reduce", calls * size, messages=calls)
+
+        return RankSums(*self._live.addresses, done)
 
     def all_gather(self, tensor: Tensor, dim: int = 0, sizes: Sequence[int] | None = None) -> Tensor:
         tensor = tensor.contiguous()
@@ -179,6 +194,9 @@ class ShmGroup:
         self._done("all_to_all", self._live.all_to_all(packed, outs, table))
         self._traffic.add(self.axis, "all_to_all", packed.nbytes, packed.nbytes - sizes[self.index])
         return outs
+
+    def start_all_to_all(self, tensors: Sequence[Tensor], arriving: Sequence[int]) -> Flight:
+        return Landed(self.all_to_all(tensors))
 
     def broadcast(self, tensor: Tensor, src: int) -> Tensor:
         tensor = tensor.contiguous()
