@@ -81,6 +81,9 @@ def serve(
         int | None, typer.Option(min=1, help="With --ep: steps after which experts may move to even out the load.")
     ] = None,
     collectives: Annotated[str, typer.Option(help="How ranks talk: auto, shm, gloo or nccl.")] = "auto",
+    overlap: Annotated[
+        str, typer.Option(help="With --ep: whether rows travel while others are computed: auto, on or off.")
+    ] = "auto",
     rank_timeout: Annotated[
         float, typer.Option(help="Seconds after which a silent or late rank has failed.")
     ] = 5.0,
