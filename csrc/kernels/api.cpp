@@ -38,6 +38,15 @@ int call(void (*kernel)(const Arguments&), const Arguments* arguments) noexcept 
     }
 }
 
+int stack_over(int kind, const shoal::Stack* stack, const shoal::Sums* sums) noexcept {
+    try {
+        const int missing = shoal::run_stack(*kernels_of(kind), quantized_of(kind), *stack, sums);
+        return missing < 0 ? 0 : 2 + missing;
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+}
+
 }  // namespace
 
 extern "C" {
@@ -84,13 +93,10 @@ int shoal_attention(int kind, const shoal::Attention* a) { return call(kernels_o
 int shoal_add(int kind, const shoal::Sum* a) { return call(kernels_of(kind)->add, a); }
 
 long long shoal_stack_work(const shoal::Stack* stack) { return shoal::stack_work(*stack); }
-int shoal_stack(int kind, const shoal::Stack* stack) {
-    try {
-        shoal::run_stack(*kernels_of(kind), quantized_of(kind), *stack);
-        return 0;
-    } catch (const std::bad_alloc&) {
-        return 1;
-    }
+int shoal_stack(int kind, const shoal::Stack* stack) { return stack_over(kind, stack, nullptr); }
+// As one rank of several: 2 + the index of a rank that did not come.
+int shoal_stack_over(int kind, const shoal::Stack* stack, const shoal::Sums* sums) {
+    return stack_over(kind, stack, sums);
 }
 
 }  // extern "C"

@@ -39,20 +39,22 @@ struct Places {
 
 class Run {
 public:
-    Run(const Kernels& kernels, const QuantizedKernels& quantized, const Stack& stack)
-        : k_(kernels), q_(quantized), s_(stack), at_(stack) {}
+    Run(const Kernels& kernels, const QuantizedKernels& quantized, const Stack& stack, const Sums* sums)
+        : k_(kernels), q_(quantized), s_(stack), sums_(sums), at_(stack) {}
 
-    void all() {
+    int all() {
         const void* add = nullptr;
         for (std::int64_t i = 0; i < s_.count; ++i) {
             const StackLayer& layer = s_.layers[i];
             norm(s_.x, add, layer.attention_norm, place(at_.normed));
             attend(layer);
+            if (const int missing = summed(); missing >= 0) return missing;
             if (layer.after_attention_norm) {
                 norm(place(at_.fed), nullptr, layer.after_attention_norm, place(at_.fed));
             }
             norm(s_.x, place(at_.fed), layer.ffn_norm, place(at_.normed));
             feed(layer);
+            if (const int missing = summed(); missing >= 0) return missing;
             if (layer.after_ffn_norm) norm(place(at_.fed), nullptr, layer.after_ffn_norm, place(at_.fed));
             add = place(at_.fed);
         }
@@ -61,10 +63,18 @@ public:
         } else {
             k_.add(Sum{s_.x, add, s_.out, s_.rows * s_.hidden, s_.type});
         }
+        return -1;
     }
 
 private:
     char* place(std::int64_t offset) const { return static_cast<char*>(s_.work) + offset; }
+
+    // What a layer's half made of this rank's heads or columns, added up over the ranks.
+    int summed() const {
+        if (!sums_) return -1;
+        const std::uint64_t bytes = s_.rows * s_.hidden * bytes_of(s_.type);
+        return sums_->all_reduce(sums_->group, place(at_.fed), bytes, s_.type == FLOAT32 ? 0 : 1);
+    }
 
     void norm(void* x, const void* add, const void* weight, void* out) const {
         k_.rms_norm(RmsNorm{x, add, weight, out, s_.rows, s_.hidden, s_.hidden, s_.hidden, s_.hidden, s_.eps, s_.type,
@@ -168,6 +178,7 @@ private:
     const Kernels& k_;
     const QuantizedKernels& q_;
     const Stack& s_;
+    const Sums* sums_;
     const Places at_;
 };
 
@@ -175,8 +186,8 @@ private:
 
 std::int64_t stack_work(const Stack& stack) { return Places(stack).end; }
 
-void run_stack(const Kernels& kernels, const QuantizedKernels& quantized, const Stack& stack) {
-    if (stack.rows) Run(kernels, quantized, stack).all();
+int run_stack(const Kernels& kernels, const QuantizedKernels& quantized, const Stack& stack, const Sums* sums) {
+    return stack.rows ? Run(kernels, quantized, stack, sums).all() : -1;
 }
 
 }  // namespace shoal

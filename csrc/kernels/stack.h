@@ -58,8 +58,16 @@ struct Stack {
     Type kv_type;
 };
 
+// How a rank that holds some of the heads and columns adds its products up with the other ranks'.
+struct Sums {
+    // -1, or the index of the rank that did not come; `kind` as in csrc/collectives.cpp.
+    int (*all_reduce)(void* group, void* data, std::uint64_t bytes, int kind);
+    void* group;
+};
+
 // Bytes that a step of that many rows works in.
 std::int64_t stack_work(const Stack& stack);
-void run_stack(const Kernels& kernels, const QuantizedKernels& quantized, const Stack& stack);
+// `sums` null: this rank alone holds the layers. -1, or the index of the rank that did not come.
+int run_stack(const Kernels& kernels, const QuantizedKernels& quantized, const Stack& stack, const Sums* sums);
 
 }  // namespace shoal

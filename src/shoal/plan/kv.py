@@ -17,9 +17,9 @@ from shoal.specs.sizes import KvLayers, kv_layers
 from shoal.specs.stages import StageRule, stage_layers
 
 KV_DTYPE_BYTES: Mapping[str, float] = MappingProxyType(
-    {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "nvfp4": 0.5625}
+    {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1 + 2 / 64, "nvfp4": 0.5625}
 )
-"""Bytes of a cached element; nvfp4 carries an fp8 scale for every 16."""
+"""Bytes of a cached element; nvfp4 carries an fp8 scale for every 16, int8 a bf16 one a head, here of 64."""
 
 # The sparse-attention indexers of DeepSeek-V3.2 and V4 keep their keys in fp8 with one float32 scale for 128.
 INDEXER_BYTES = 1 + 4 / 128

@@ -5,12 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from parity.tiny import ALL, TinyModel
 
+from parity.meshkit import run_ranks
+from parity.tiny import ALL, TinyModel
 from shoal.engine import ops
 from shoal.engine.batch import SequenceRows, build_batch
 from shoal.engine.kv import KvCache
 from shoal.engine.models import CausalLM, build_model
+from shoal.engine.ops.native_library import backend
+from shoal.engine.parallel import Mesh, MeshSpec, Volume
+from shoal.engine.parallel.placement import held
 from shoal.specs import load_model_spec
 
 pytestmark = pytest.mark.skipif(ops.KERNELS.stack is None, reason="no compiled kernels here")
@@ -39,7 +43,8 @@ def _run(model: CausalLM, kv: KvCache, one_call: bool) -> list[torch.Tensor]:
     if not one_call:
         model._stack = (kv, None)
     outputs = [model(build_batch(shares, BLOCK, CPU), kv) for shares in STEPS]
-    assert model._stack is not None and (model._stack[1] is not None) == one_call
+    assert model._stack is not None
+    assert (model._stack[1] is not None) == one_call
     return outputs
 
 
@@ -62,3 +67,33 @@ def test_layers_that_are_not_dense_run_op_by_op(tmp_path: Path) -> None:
     tiny = next(tiny for tiny in ALL if tiny.name == "deepseek-v3")
     model = _model(tiny, tmp_path, torch.float32)
     _run(model, KvCache(model.spec, 16, BLOCK, torch.float32, CPU), one_call=False)
+
+
+@pytest.mark.parametrize("tp", [2, 3])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
+def test_ranks_that_share_layers_give_the_same_bits(name: str, tp: int, tmp_path: Path) -> None:
+    """Compiled code sums over the ranks by itself, in the same places and the same order."""
+    if not hasattr(backend().library, "shoal_stack_over"):
+        pytest.skip("the kernels were built before ranks could share layers")
+    tiny = next(tiny for tiny in ALL if tiny.name == name)
+    (tmp_path / "config.json").write_text(json.dumps(tiny.config().to_dict(), default=str))
+    spec = load_model_spec(tmp_path)
+
+    def body(mesh: Mesh) -> tuple[list[torch.Tensor], list[torch.Tensor], tuple[Volume, ...], tuple[Volume, ...]]:
+        model = build_model(spec, torch.float32, CPU, 256, mesh)
+        generator = torch.Generator().manual_seed(mesh.rank)
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2 + (parameter.dim() == 1))
+        results: list[list[torch.Tensor]] = []
+        counts: list[tuple[Volume, ...]] = []
+        for one_call in (True, False):
+            mesh.traffic.reset()
+            results.append(_run(model, KvCache(held(spec, mesh), 16, BLOCK, torch.float32, CPU), one_call))
+            counts.append(mesh.traffic.snapshot())
+        return results[0], results[1], counts[0], counts[1]
+
+    for ours, expected, counted, one_by_one in run_ranks(MeshSpec(tp=tp), body):
+        assert counted == one_by_one
+        for mine, theirs in zip(ours, expected, strict=True):
+            assert bool(theirs.isfinite().all())
+            assert torch.equal(mine, theirs)

@@ -19,6 +19,7 @@ from shoal.engine.ops.native_quantized import QuantizedOps
 from shoal.engine.ops.quantized import QuantizedWeight
 from shoal.engine.ops.reference_quantized import Gate
 from shoal.engine.ops.stack import DenseLayer, NativeStack, Stack, runs_stack
+from shoal.engine.parallel.sums import RankSums
 
 
 class PagedAttention(Protocol):
@@ -102,8 +103,12 @@ class MakeStack(Protocol):
         eps: float,
         dtype: torch.dtype,
         ropes: int,
+        sums: RankSums | None = None,
     ) -> Stack | None:
-        """The layers as one call, with `norm` after the last; None where they can't be."""
+        """The layers as one call, with `norm` after the last; None where they can't be.
+
+        `sums`: they are one rank's share, and these add it up with the others'.
+        """
         ...
 
 
@@ -185,10 +190,12 @@ def _native_stack(
     eps: float,
     dtype: torch.dtype,
     ropes: int,
+    sums: RankSums | None = None,
 ) -> Stack | None:
-    if not hasattr(library, "shoal_stack") or not runs_stack(layers, caches, norm, dtype, ropes):
+    needed = "shoal_stack" if sums is None else "shoal_stack_over"
+    if not hasattr(library, needed) or not runs_stack(layers, caches, norm, dtype, ropes):
         return None
-    return NativeStack(library, kind, layers, caches, norm, eps)
+    return NativeStack(library, kind, layers, caches, norm, eps, sums)
 
 
 # Best first. An entry gives None where it can't run: not built, or not for this processor.

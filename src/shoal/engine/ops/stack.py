@@ -16,6 +16,7 @@ from shoal.engine.batch import Batch
 from shoal.engine.kv.cache import LayerKv
 from shoal.engine.ops.native_library import KernelError, Pool, kind_index
 from shoal.engine.ops.quantized import QuantizedWeight
+from shoal.engine.parallel.sums import RankSums
 
 MOST_ROPES = 4
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -34,7 +35,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class DenseLayer:
-    """A decoder layer of grouped-query attention and a gated feed-forward network, held whole by one rank."""
+    """A decoder layer of grouped-query attention and a gated feed-forward network: whole, or one rank's share."""
 
     attention_norm: Tensor
     after_attention_norm: Tensor | None
@@ -129,6 +130,12 @@ class _Step(ctypes.Structure):
     )
 
 
+class _Sums(ctypes.Structure):
+    """Mirrors Sums in csrc/kernels/stack.h."""
+
+    _fields_ = (("all_reduce", ctypes.c_void_p), ("group", ctypes.c_void_p))
+
+
 class NativeStack:
     """The layers of a stage on the compiled kernels. Not thread-safe: it works in memory of its own."""
 
@@ -140,11 +147,18 @@ class NativeStack:
         caches: Sequence[LayerKv],
         norm: Tensor | None,
         eps: float,
+        sums: RankSums | None = None,
     ) -> None:
-        """`layers` and `caches` pass `runs_stack`."""
+        """`layers` and `caches` pass `runs_stack`. `sums`: the layers hold this rank's heads and columns only."""
         self._run, self._size = library.shoal_stack, library.shoal_stack_work
         self._run.argtypes = (ctypes.c_int, ctypes.POINTER(_Step))
         self._run.restype = ctypes.c_int
+        self._sums = sums
+        if sums is not None:
+            self._over = library.shoal_stack_over
+            self._over.argtypes = (ctypes.c_int, ctypes.POINTER(_Step), ctypes.POINTER(_Sums))
+            self._over.restype = ctypes.c_int
+            self._native_sums = _Sums(sums.all_reduce, sums.group)
         self._size.argtypes = (ctypes.POINTER(_Step),)
         self._size.restype = ctypes.c_longlong
         self._kind, self._pool = kind_index(library, kind), Pool(library)
@@ -184,8 +198,14 @@ class NativeStack:
             self._work = torch.empty(self._size(step), dtype=torch.uint8)
             step.work = self._work.data_ptr()
         self._pool.follow()
-        if self._run(self._kind, step):
+        if self._sums is None:
+            failed = self._run(self._kind, step)
+        else:
+            failed = self._over(self._kind, step, self._native_sums)
+        if failed == 1:
             raise KernelError("stack: out of memory for what it works in")
+        if self._sums is not None and len(x):
+            self._sums.done(2 * step.count, x.nbytes, failed - 2 if failed else -1)
         return out
 
 

@@ -35,12 +35,12 @@ class TrafficCounters:
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str], _Count] = {}
 
-    def add(self, axis: str, operation: str, size: int, remote: int | None = None) -> None:
-        """Count one message of `size` bytes."""
+    def add(self, axis: str, operation: str, size: int, remote: int | None = None, messages: int = 1) -> None:
+        """Count a message of `size` bytes, or several that have as many together."""
         count = self._counts.get((axis, operation))
         if count is None:
             count = self._counts[axis, operation] = _Count()
-        count.messages += 1
+        count.messages += messages
         count.bytes += size
         count.remote += size if remote is None else remote
 
