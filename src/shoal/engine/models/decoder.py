@@ -29,6 +29,7 @@ from shoal.engine.models.names import NormNames, canonical, of_an_expert
 from shoal.engine.ops.stack import DenseLayer, Product, Stack
 from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.parallel.placement import own_layers
+from shoal.engine.parallel.shm import ShmGroup
 from shoal.engine.weights.errors import WeightsError
 from shoal.engine.weights.source import Ranges, WeightSource
 from shoal.policy.experts import ExpertPlacement, LayerLoad
@@ -86,13 +87,15 @@ class DecoderLayer(nn.Module):
         return out
 
     def dense(self, rope: int | None) -> DenseLayer | None:
-        """What the layer is made of, if this rank alone computes it and it is grouped-query attention and a gated
-        network; `rope` is which of the model's rotations it uses.
+        """What this rank has of the layer, if that is grouped-query attention and a gated network; `rope` is which
+        of the model's rotations it uses.
         """
         attention, mlp = self.attention, self.mlp
         if not isinstance(attention, Attention) or not isinstance(mlp, GatedMlp):
             return None
-        if attention.out.group.size > 1 or mlp.down.group.size > 1 or attention.cp.size > 1:
+        shared = attention.out.group.size > 1
+        # A bias is added once, after the sum over ranks.
+        if attention.cp.size > 1 or (shared and (attention.out.bias is not None or mlp.down.bias is not None)):
             return None
         spec = attention.spec
 
@@ -207,7 +210,10 @@ class CausalLM(nn.Module):
             made = None
             if ops.KERNELS.stack is not None and len(known) == len(layers):
                 norm = None if self.norm is None else self.norm.weight
-                made = ops.KERNELS.stack(known, kv.layers, norm, self.spec.norm.eps, self.dtype, len(self.ropes))
+                settings = (norm, self.spec.norm.eps, self.dtype, len(self.ropes))
+                sums = self.mesh.tp.row_sums() if isinstance(self.mesh.tp, ShmGroup) else None
+                if self.mesh.tp.size == 1 or sums is not None:
+                    made = ops.KERNELS.stack(known, kv.layers, *settings, sums)
             self._stack = (kv, made)
         return self._stack[1]
 
