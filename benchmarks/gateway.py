@@ -235,9 +235,9 @@ def table(found: dict[str, list[Figures]]) -> str:
         cpu = [f"{middle(name, read) * 1e6:,.0f} µs" for read in (lambda f: f.request_cpu, lambda f: f.stream_cpu)]
         lines.append(f"| {name} | {added} | {requests:,.0f} | {streams:,.0f} | " + " | ".join(cpu) + " |")
     notes = (
-        f"\n\nDirect p50 at c=1: {direct * 1e3:.2f} ms. Medians of {len(found['direct'])} rounds. CPU: "
-        "processor time of the gateway's process, the kernel's part included; a million over it is what one core can do. Shoal "
-        "uses one core, the routers as many as there are."
+        f"\n\nDirect p50 at c=1: {direct * 1e3:.2f} ms. Medians of {len(found['direct'])} rounds. CPU: processor "
+        "time of the gateway's process, the kernel's part included; a million over it is what one core can do. "
+        "Shoal uses one core, the routers as many as there are."
     )
     return "\n".join(lines) + notes
 

@@ -69,14 +69,14 @@ class Engine(asyncio.Protocol):
         asyncio.get_running_loop().call_soon(self._next)
 
 
-async def _engines(ports: list[int], pipe: Connection) -> None:
+async def serve_engines(ports: list[int], pipe: Connection) -> None:
     loop = asyncio.get_running_loop()
     servers = [await loop.create_server(Engine, "127.0.0.1", port) for port in ports]
     pipe.send([server.sockets[0].getsockname()[1] for server in servers])
     await asyncio.Event().wait()
 
 
-async def _gateway(ports: list[int], pipe: Connection, policy: str) -> None:
+async def serve_gateway(ports: list[int], pipe: Connection, policy: str) -> None:
     import uvicorn
 
     from shoal.engine.server.transport import HttpProtocol
@@ -120,7 +120,7 @@ def _run(work: object, ports: list[int], pipe: Connection, more: tuple[object, .
         uvloop.run(work(ports, pipe, *more))  # type: ignore[operator]
 
 
-def _start(work: object, ports: list[int], *more: object) -> tuple[mp.Process, Connection]:
+def start(work: object, ports: list[int], *more: object) -> tuple[mp.Process, Connection]:
     ours, theirs = mp.Pipe()
     process = mp.Process(target=_run, args=(work, ports, theirs, more), daemon=True)
     process.start()
@@ -188,14 +188,14 @@ def main() -> None:
     parser.add_argument("--ports", default="0,0", help="ports of the mock engines")
     asked = parser.parse_args()
     started = []
-    engines, pipe = _start(_engines, [int(p) for p in asked.ports.split(",")])
+    engines, pipe = start(serve_engines, [int(p) for p in asked.ports.split(",")])
     started.append(engines)
     ports = pipe.recv()
     cpu: Connection | None = None
     if asked.url:
         port = int(asked.url.rsplit(":", 1)[1])
     else:
-        gateway, cpu = _start(_gateway, ports, asked.policy)
+        gateway, cpu = start(serve_gateway, ports, asked.policy)
         started.append(gateway)
         port = cpu.recv()
     try:

@@ -1,4 +1,4 @@
-"""HTTP on the wire: uvicorn's protocol with a deadline for the head of a request, and a word when its client leaves.
+"""HTTP on the wire: uvicorn's protocol with a deadline for the head of a request, and word of clients that leave.
 
 Uvicorn waits for ever for the first request of a connection, and for the rest of a head that has begun; a client
 that opens connections and says nothing would hold a file descriptor each. ASGI tells of a client that leaves to

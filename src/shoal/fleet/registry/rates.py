@@ -8,6 +8,8 @@ explain that. A router that believed every replica's own noisy estimates would s
 import math
 from dataclasses import dataclass, field
 
+from shoal.policy.routing.contracts import ReplicaState
+
 _WEIGHT = 0.1
 """Of a leg in a replica's running means: about the last ten count."""
 _POOL_DECAY = 0.99
@@ -163,6 +165,14 @@ class Rates:
     def decode_excess(self) -> float:
         """Seconds that an output token takes here beyond what it takes elsewhere; 0 or more."""
         return self.peers.tpot * max(0.0, self.decode_slowness - 1.0)
+
+    def tell(self, state: ReplicaState) -> None:
+        """Write all of it down for the router; like the properties, with each slowness computed once."""
+        peers, prefill, decode = self.peers, self.prefill_slowness, self.decode_slowness
+        state.prefill_rate = peers.rate / prefill
+        state.overhead_seconds = peers.overhead * prefill
+        state.decode_seconds = peers.marginal * decode
+        state.decode_excess = peers.tpot * max(0.0, decode - 1.0)
 
     def age(self, now: float) -> None:
         """Forget as time goes by."""

@@ -65,7 +65,7 @@ class Replica:
             self._order += 1
             due = lease.taken_at + (lease.ahead + lease.uncached) / self.rates.prefill_rate
             heapq.heappush(self._silent, (due, self._order, lease))
-        self.refresh(lease.taken_at)
+        self._weigh(lease.taken_at)
 
     def settle(self, now: float) -> None:
         """Count the prompts of silent legs as computed once they should be, and read the breaker."""
@@ -141,7 +141,13 @@ class Replica:
         return lost
 
     def refresh(self, now: float) -> None:
-        """Bring the state up to date with leases, gauges and the breaker."""
+        """Bring the state up to date with leases, gauges, rates and the breaker."""
+        self._weigh(now)
+        self.rates.age(now)
+        self.rates.tell(self.state)
+
+    def _weigh(self, now: float) -> None:
+        """Bring what changes with every lease up to date; rates change only where something was seen of one."""
         state, stats = self.state, self.stats
         waiting = stats.waiting or 0
         others, their_pending = self._others
@@ -151,11 +157,6 @@ class Replica:
         if stats.kv_capacity_tokens:
             state.kv_capacity_tokens = float(stats.kv_capacity_tokens)
             state.kv_used_tokens = max(self._own_kv, (stats.kv_usage or 0.0) * stats.kv_capacity_tokens)
-        self.rates.age(now)
-        state.prefill_rate = self.rates.prefill_rate
-        state.overhead_seconds = self.rates.overhead
-        state.decode_seconds = self.rates.decode_seconds
-        state.decode_excess = self.rates.decode_excess
         state.breaker_closed = self.breaker.allows(now)
 
     @property
