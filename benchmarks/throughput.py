@@ -1,12 +1,17 @@
 """Tokens a second of SmolLM2-135M: Shoal beside vLLM, Transformers and llama.cpp, interleaved in one run.
 
-    python benchmarks/throughput.py [--streams 1,8,32] [--rounds 5] [--mode offline,http] [--append FILE]
+    python benchmarks/throughput.py [--streams 1,8,32,64] [--rounds 5] [--mode offline,http,prefill]
+                                    [--quantize int8,int4] [--quick] [--append FILE]
 
 Offline: `streams` prompts of random tokens are handed over at once; tokens/s is all new tokens ÷ seconds until
-the last one, prefill included. HTTP: as many streaming requests at once, from `shoal bench`; tokens/s likewise.
+the last one, prefill included. Prefill: the same with one new token each, and tokens/s are those of the prompts.
+HTTP: as many streaming requests at once, from `shoal bench`; tokens/s as offline.
 Every round runs every engine once with the same prompts (new ones each round), in an order that turns. Ratios
-are geometric means of the rounds' ratios with Student's 95 % interval. An engine that isn't there is named and
-left out.
+are geometric means of the rounds' ratios with Student's 95 % interval, to each peer and to the best of a round. An
+engine that isn't there is named and left out.
+
+Shoal runs in float32 and with the weights that --quantize names; llama.cpp with the GGUF as it is (Q4_1) and with
+the same weights as Q8_0.
 
 Peers are found by options or environment: BENCH_VLLM_PYTHON, BENCH_LLAMACPP_PYTHON (an interpreter each).
 """
@@ -24,8 +29,8 @@ from pathlib import Path
 import numpy as np
 
 from machine import append, describe
-from peers.convert import as_safetensors
-from peers.engines import KINDS, WEIGHTS, Absent, Kind, Offline, Served, Setting
+from peers.convert import as_q8_0, as_safetensors
+from peers.engines import KINDS, WEIGHTS, Absent, Kind, Offline, Served, Setting, program, scheme
 from shoal.bench.lengths import LengthDraw
 from shoal.bench.load import Shape, at_times, made_up
 from shoal.bench.run import Runner, RunOptions
@@ -35,7 +40,8 @@ from shoal.bench.target import Target, TargetOptions
 VOCABULARY = 49_000
 """Ids below SmolLM2's 49,152, its special tokens (the first twenty) left out."""
 FIRST_PLAIN = 20
-HTTP: tuple[Kind, ...] = ("shoal", "vllm")
+HTTP = ("shoal", "vllm")
+"""Programs that have a server here."""
 
 Measure = Callable[[int, int], float]
 """(streams, round) → tokens a second."""
@@ -61,6 +67,14 @@ def prompts(work: Work, streams: int, number: int) -> list[list[int]]:
     """Random ids, the same for every engine in a round, different in every round."""
     rng = np.random.default_rng([work.seed, streams, number + 1])
     return rng.integers(FIRST_PLAIN, VOCABULARY, size=(streams, work.prompt)).tolist()
+
+
+def prefill_measure(engine: Offline, work: Work) -> Measure:
+    def measure(streams: int, number: int) -> float:
+        seconds, _ = engine.generate(prompts(work, streams, number), 1)
+        return streams * work.prompt / seconds
+
+    return measure
 
 
 def offline_measure(engine: Offline, work: Work) -> Measure:
@@ -117,19 +131,32 @@ def run(mode: str, engines: dict[Kind, Measure], streams: Sequence[int], rounds:
 
 
 def markdown(table: Table, streams: Sequence[int]) -> str:
-    """Rates and Shoal's ratio to each peer."""
+    """Rates, and the ratios of each of Shoal's to each peer and to the best of them."""
     kinds = [k for k in KINDS if any((k, s) in table.rates for s in streams)]
-    names = [f"{k} ({WEIGHTS[k]})" for k in kinds] + [f"shoal ÷ {k}" for k in kinds if k != "shoal"]
-    head = f"| streams | {' | '.join(names)} |"
-    rows = [f"{table.mode}, tokens/s (mean of rounds):\n", head, "|---" * (len(names) + 1) + "|"]
-    for count in streams:
-        own = table.rates.get(("shoal", count), [])
-        cells = [str(count)]
-        cells += [f"{np.mean(r):.1f}" if (r := table.rates.get((k, count))) else "–" for k in kinds]
-        cells += [ratio(own, table.rates.get((k, count), [])) for k in kinds if k != "shoal"]
-        rows.append("| " + " | ".join(cells) + " |")
-    rows += [f"\nLeft out: {kind}: {why}" for kind, why in table.lost.items()]
-    return "\n".join(rows)
+    own, peers = [k for k in kinds if program(k) == "shoal"], [k for k in kinds if program(k) != "shoal"]
+    what = "prompt tokens/s" if table.mode == "prefill" else "tokens/s"
+    lines = [f"{table.mode}, {what} (mean of rounds):\n"]
+    lines += _rows(
+        [f"{k} ({WEIGHTS[k]})" for k in kinds],
+        {n: [f"{np.mean(r):.1f}" if (r := table.rates.get((k, n))) else "–" for k in kinds] for n in streams},
+    )
+    if own and peers:
+        names = [f"{o} ÷ {p}" for o in own for p in (*peers, "best peer")]
+        cells: dict[int, list[str]] = {}
+        for count in streams:
+            rates = {p: table.rates.get((p, count), []) for p in peers}
+            best = [max(round_) for round_ in zip(*(r for r in rates.values() if r), strict=False)]
+            cells[count] = [
+                ratio(table.rates.get((o, count), []), other) for o in own for other in (*rates.values(), best)
+            ]
+        lines += ["\nRatios:\n", *_rows(names, cells)]
+    lines += [f"\nLeft out: {kind}: {why}" for kind, why in table.lost.items()]
+    return "\n".join(lines)
+
+
+def _rows(names: Sequence[str], cells: dict[int, list[str]]) -> list[str]:
+    head = [f"| streams | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    return head + [f"| {count} | {' | '.join(row)} |" for count, row in cells.items()]
 
 
 def ratio(own: Sequence[float], other: Sequence[float]) -> str:
@@ -142,11 +169,13 @@ def ratio(own: Sequence[float], other: Sequence[float]) -> str:
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", default="1,8,32", help="comma-separated")
+    parser.add_argument("--streams", default="1,8,32,64", help="comma-separated")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="two rounds, 1 and 8 streams, 32 new tokens")
+    parser.add_argument("--quantize", default="int8,int4", help="Shoal's weights besides float32; none: only that")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
     parser.add_argument("--new", type=int, default=128, help="new tokens")
-    parser.add_argument("--mode", default="offline,http")
+    parser.add_argument("--mode", default="offline,prefill,http")
     parser.add_argument("--engines", default=",".join(KINDS))
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--model", default="smollm2-135m", help="catalogued model that is a GGUF file")
@@ -156,7 +185,10 @@ def options() -> argparse.Namespace:
     parser.add_argument("--logs", type=Path, default=Path("/tmp/shoal-bench"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--append", type=Path, help="Markdown file that gets a dated entry")
-    return parser.parse_args()
+    asked = parser.parse_args()
+    if asked.quick:
+        asked.streams, asked.rounds, asked.new = "1,8", 2, 32
+    return asked
 
 
 def setting(asked: argparse.Namespace) -> Setting:
@@ -165,29 +197,36 @@ def setting(asked: argparse.Namespace) -> Setting:
     asked.logs.mkdir(parents=True, exist_ok=True)
     gguf = resolve_model(asked.model).path
     peers = Path(asked.vllm_python), Path(asked.llamacpp_python)
-    return Setting(gguf, as_safetensors(gguf), asked.threads, *peers, asked.logs)
+    # One that can't be made is a peer left out.
+    q8: Path | None = None
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        q8 = as_q8_0(gguf)
+    return Setting(gguf, as_safetensors(gguf), asked.threads, *peers, asked.logs, q8)
 
 
 def main() -> None:
     asked = options()
     shared, work = setting(asked), Work(asked.prompt, asked.new, asked.seed)
     streams = [int(s) for s in asked.streams.split(",")]
-    wanted: list[Kind] = [k for k in KINDS if k in asked.engines.split(",")]
+    schemes = asked.quantize.split(",")
+    listed = [k for k in KINDS if k in asked.engines.split(",")]
+    wanted: list[Kind] = [k for k in listed if (rounded := scheme(k)) is None or rounded in schemes]
     facts = describe()
     lost: dict[str, str] = {}
     tables = []
     for mode in asked.mode.split(","):
         with contextlib.ExitStack() as stack:
             engines: dict[Kind, Measure] = {}
-            for kind in wanted if mode == "offline" else [k for k in wanted if k in HTTP]:
+            for kind in wanted if mode != "http" else [k for k in wanted if program(k) in HTTP]:
                 try:
                     print(f"starting {kind} ({mode})", flush=True)
-                    if mode == "offline":
+                    if mode != "http":
                         engine = Offline(kind, shared)
                         stack.callback(engine.close)
-                        engines[kind] = offline_measure(engine, work)
+                        make = prefill_measure if mode == "prefill" else offline_measure
+                        engines[kind] = make(engine, work)
                         versions = ", ".join(f"{n} {v}" for n, v in engine.facts.items())
-                        facts.append((kind, f"{versions}; loaded in {engine.load_seconds:.1f} s"))
+                        facts.append((f"{kind} ({mode})", f"{versions}; loaded in {engine.load_seconds:.1f} s"))
                     else:
                         server = Served(kind, shared)
                         stack.callback(server.close)

@@ -1,4 +1,6 @@
-"""Write a GGUF model as float32 safetensors, for engines that read nothing else. Same values, dequantized once."""
+"""Write a GGUF model in other forms, each made once and kept: as float32 safetensors, for engines that read nothing
+else, and as Q8_0. Same values, dequantized once; Q8_0 rounds them to its own steps.
+"""
 
 import os
 import shutil
@@ -29,4 +31,38 @@ def as_safetensors(gguf: Path) -> Path:
     except OSError:
         # Another process was faster.
         shutil.rmtree(partial)
+    return done
+
+
+def as_q8_0(gguf: Path) -> Path:
+    """A GGUF file whose matrices are Q8_0; made at the first call."""
+    done = CACHE / f"{gguf.stem}-Q8_0.gguf"
+    if done.is_file():
+        return done
+    from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, dequantize, quantize
+
+    print(f"converting {gguf.name} to Q8_0 at {done}")
+    CACHE.mkdir(parents=True, exist_ok=True)
+    reader = GGUFReader(gguf)
+    partial = CACHE / f".{done.name}-{os.getpid()}"
+    architecture = reader.fields["general.architecture"].contents()
+    writer = GGUFWriter(partial, architecture)
+    for name, field in reader.fields.items():
+        # The writer says these itself; the file type named what is changed here.
+        if name.startswith("GGUF.") or name in ("general.architecture", "general.file_type"):
+            continue
+        kind = field.types[0]
+        inner = field.types[-1] if kind == GGUFValueType.ARRAY else None
+        writer.add_key_value(name, field.contents(), kind, sub_type=inner)
+    for tensor in reader.tensors:
+        if tensor.tensor_type in (GGMLQuantizationType.F32, GGMLQuantizationType.Q8_0):
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+            continue
+        rounded = quantize(dequantize(tensor.data, tensor.tensor_type), GGMLQuantizationType.Q8_0)
+        writer.add_tensor(tensor.name, rounded, raw_dtype=GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    partial.rename(done)
     return done

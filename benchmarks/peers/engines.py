@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,9 +19,35 @@ from typing import Any, Literal
 HERE = Path(__file__).parent
 LOAD_SECONDS = 600.0
 ANSWER_SECONDS = 900.0
-Kind = Literal["shoal", "vllm", "transformers", "llamacpp"]
-KINDS: tuple[Kind, ...] = ("shoal", "vllm", "transformers", "llamacpp")
-WEIGHTS = {"shoal": "fp32", "vllm": "fp32 eager", "transformers": "fp32", "llamacpp": "as in the GGUF"}
+Kind = Literal["shoal", "shoal-int8", "shoal-int4", "vllm", "transformers", "llamacpp", "llamacpp-q8_0"]
+KINDS: tuple[Kind, ...] = (
+    "shoal",
+    "shoal-int8",
+    "shoal-int4",
+    "vllm",
+    "transformers",
+    "llamacpp",
+    "llamacpp-q8_0",
+)
+WEIGHTS: Mapping[Kind, str] = {
+    "shoal": "fp32",
+    "shoal-int8": "int8",
+    "shoal-int4": "int4",
+    "vllm": "fp32 eager",
+    "transformers": "fp32",
+    "llamacpp": "as in the GGUF",
+    "llamacpp-q8_0": "Q8_0",
+}
+
+
+def program(kind: Kind) -> str:
+    """The engine of a kind, whatever its weights."""
+    return kind.split("-")[0]
+
+
+def scheme(kind: Kind) -> str | None:
+    """What Shoal's weights are rounded to on loading."""
+    return kind.removeprefix("shoal-") if kind.startswith("shoal-") else None
 
 
 class Absent(Exception):
@@ -39,14 +65,20 @@ class Setting:
     """vLLM's interpreter."""
     llamacpp: Path
     logs: Path
+    gguf_q8: Path | None = None
+    """The same weights as Q8_0."""
 
     def python(self, kind: Kind) -> Path:
-        python = {"vllm": self.vllm, "llamacpp": self.llamacpp}.get(kind, Path(sys.executable))
+        python = {"vllm": self.vllm, "llamacpp": self.llamacpp}.get(program(kind), Path(sys.executable))
         if not python.exists():
             raise Absent(f"{kind}: no interpreter at {python}")
         return python
 
     def model(self, kind: Kind) -> Path:
+        if kind == "llamacpp-q8_0":
+            if self.gguf_q8 is None:
+                raise Absent(f"{kind}: no Q8_0 file of this model")
+            return self.gguf_q8
         return self.safetensors if kind in ("vllm", "transformers") else self.gguf
 
     def environment(self, kind: Kind) -> dict[str, str]:
@@ -58,6 +90,8 @@ class Setting:
             "HF_HUB_OFFLINE": "1",
             "PYTHONUNBUFFERED": "1",
         }
+        if (rounded := scheme(kind)) is not None:
+            added["BENCH_QUANTIZE"] = rounded
         # The peer's own tools (a C++ compiler's wrapper, ninja) come before the system's.
         added["PATH"] = f"{self.python(kind).parent}:{kept.get('PATH', '')}"
         if kind == "vllm":
@@ -76,7 +110,7 @@ class Offline:
     def __init__(self, kind: Kind, setting: Setting) -> None:
         self.kind = kind
         self.log = setting.logs / f"{kind}-offline.log"
-        command = [str(setting.python(kind)), str(HERE / f"run_{kind}.py"), str(setting.model(kind))]
+        command = [str(setting.python(kind)), str(HERE / f"run_{program(kind)}.py"), str(setting.model(kind))]
         with self.log.open("w") as log:
             self._process = subprocess.Popen(
                 command,
@@ -134,10 +168,12 @@ class Served:
         self.url = f"http://127.0.0.1:{port}"
         model = str(setting.model(kind))
         python = str(setting.python(kind))
-        if kind == "shoal":
+        if program(kind) == "shoal":
+            rounded = scheme(kind)
             command = [
                 *(python, "-m", "shoal.cli", "serve", model, "--port", str(port), "--dtype", "float32"),
                 *("--kv-memory", "1G", "--max-model-len", "2048", "--threads", str(setting.threads)),
+                *(() if rounded is None else ("--quantize", rounded)),
             ]
         elif kind == "vllm":
             command = [
@@ -153,7 +189,7 @@ class Served:
         self.started = time.perf_counter()
         try:
             # vLLM listens only once it can answer; Shoal listens at once and says when it can.
-            path = "/ready" if kind == "shoal" else "/health"
+            path = "/ready" if program(kind) == "shoal" else "/health"
             wait_for(self.url + path, self._process, LOAD_SECONDS, self.log)
         except Absent:
             self.close()

@@ -1,4 +1,4 @@
-"""Shoal's offline engine, float32."""
+"""Shoal's offline engine: float32, or what BENCH_QUANTIZE says."""
 
 import os
 import sys
@@ -14,7 +14,16 @@ def start() -> tuple[Generate, dict[str, str]]:
     from shoal import LLM, SamplingParams
 
     threads = int(os.environ["BENCH_THREADS"])
-    llm = LLM(sys.argv[1], dtype="float32", kv_memory=2**30, max_model_len=2048, max_num_seqs=64, threads=threads)
+    rounded = os.environ.get("BENCH_QUANTIZE")
+    llm = LLM(
+        sys.argv[1],
+        dtype="float32",
+        quantize=rounded,
+        kv_memory=2**30,
+        max_model_len=2048,
+        max_num_seqs=64,
+        threads=threads,
+    )
 
     def generate(prompts: Sequence[Sequence[int]], new: int) -> int:
         params = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True)

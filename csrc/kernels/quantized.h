@@ -57,6 +57,9 @@ struct QuantizedKernels {
     const char* name;
     void (*linear)(const QuantizedLinear&);
     void (*experts)(const QuantizedExperts&);
+    // `steps` rounds of byte multiplies on registers alone, on every thread of the pool: what the processor can do at
+    // most. Returns how many products of two bytes that is.
+    std::int64_t (*peak)(std::int64_t steps);
 };
 
 extern const QuantizedKernels portable_quantized, avx2_quantized;

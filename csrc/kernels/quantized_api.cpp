@@ -30,5 +30,6 @@ extern "C" {
 
 int shoal_quantized_linear(int kind, const shoal::QuantizedLinear* a) { return call(kernels_of(kind).linear, a); }
 int shoal_quantized_experts(int kind, const shoal::QuantizedExperts* a) { return call(kernels_of(kind).experts, a); }
+std::int64_t shoal_quantized_peak(int kind, std::int64_t steps) { return kernels_of(kind).peak(steps); }
 
 }  // extern "C"

@@ -97,9 +97,29 @@ void tile_int4(const std::uint8_t* codes, const std::uint16_t* halves, const std
 }
 
 #include "quantized.inc"
+
+std::int64_t peak(std::int64_t steps) {
+    constexpr int SUMS = 8;
+    const auto threads = static_cast<std::size_t>(pool_threads());
+    parallel(threads, [&](std::size_t) {
+        const __m256i ones = _mm256_set1_epi16(1);
+        __m256i sums[SUMS], x[2] = {ones, ones};
+        for (auto& s : sums) s = _mm256_setzero_si256();
+        for (std::int64_t i = 0; i < steps; ++i) {
+            // The compiler must not see that the operands never change.
+            asm volatile("" : "+x"(x[0]), "+x"(x[1]));
+            for (int k = 0; k < SUMS; ++k) {
+                const __m256i pairs = _mm256_maddubs_epi16(x[k % 2], ones);
+                sums[k] = _mm256_add_epi32(sums[k], _mm256_madd_epi16(pairs, ones));
+                asm volatile("" : "+x"(sums[k]));
+            }
+        }
+    });
+    return static_cast<std::int64_t>(threads) * steps * SUMS * 32;
+}
 }  // namespace
 
-extern const QuantizedKernels avx2_quantized{"avx2", quantized_linear, quantized_experts};
+extern const QuantizedKernels avx2_quantized{"avx2", quantized_linear, quantized_experts, peak};
 
 }  // namespace shoal
 

@@ -78,8 +78,18 @@ void tile_int4(const std::uint8_t* codes, const std::uint16_t* halves, const std
 }
 
 #include "quantized.inc"
+
+std::int64_t peak(std::int64_t steps) {
+    const auto threads = static_cast<std::size_t>(pool_threads());
+    parallel(threads, [&](std::size_t) {
+        const std::int8_t codes[64] = {}, x[8] = {};
+        float sums[PANEL];
+        for (std::int64_t i = 0; i < steps; ++i) tile_int8<1>(reinterpret_cast<const std::uint8_t*>(codes), x, 1, sums);
+    });
+    return static_cast<std::int64_t>(threads) * steps * 64;
+}
 }  // namespace
 
-extern const QuantizedKernels portable_quantized{"portable", quantized_linear, quantized_experts};
+extern const QuantizedKernels portable_quantized{"portable", quantized_linear, quantized_experts, peak};
 
 }  // namespace shoal

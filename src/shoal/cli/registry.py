@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "ui": Command("shoal.cli.ui:ui", "Open the planner page: calculators, search and charts in a browser"),
         "calc": Command("shoal.cli.calc:app", "Calculate: weights, KV cache, fit, bubbles, hand-off, cost"),
         "pull": Command("shoal.cli.pull:pull", "Fetch a model into the cache, checksummed"),
+        "quality": Command("shoal.cli.quality:quality", "Compare a quantized model's answers with full precision"),
         "doctor": Command(
             "shoal.cli.doctor:doctor", "Show what this machine offers: processor, memory, software, models"
         ),

@@ -31,6 +31,16 @@ class QuantizedOps:
             function.argtypes = (ctypes.c_int, ctypes.c_char_p)
             function.restype = ctypes.c_int
 
+        self._library = library
+
+    def peak(self, steps: int) -> int:
+        """Multiply bytes in registers, `steps` rounds on every thread; returns how many products that was."""
+        function = self._library.shoal_quantized_peak
+        function.argtypes = (ctypes.c_int, ctypes.c_int64)
+        function.restype = ctypes.c_int64
+        self._pool.follow()
+        return int(function(self._kind, steps))
+
     def quantized_linear(
         self, x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, gate: Gate | None = None
     ) -> Tensor:
