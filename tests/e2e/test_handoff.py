@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -184,6 +187,27 @@ def test_a_short_prompt_and_a_replica_without_it_offer_nothing(
 ) -> None:
     assert "kv_transfer_params" not in complete(both[0], "short", max_tokens=1, kv_transfer_params=ASK)
     assert "kv_transfer_params" not in complete(tiny, PROMPT, max_tokens=1, kv_transfer_params=ASK)
+
+
+def test_the_layout_is_the_same_in_every_process(tiny_model: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; import torch; from shoal.specs import load_model_spec;"
+        "from shoal.engine.kv import KvCache; from shoal.engine.kv.blocks import KvBlocks;"
+        "spec = load_model_spec(Path(sys.argv[1]));"
+        "kv = KvCache(spec, 2, 16, torch.float32, torch.device('cpu')); print(KvBlocks(kv, spec, '').layout.hex())"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", script, str(tiny_model)],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=100,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(found) == 1
 
 
 class Memory:

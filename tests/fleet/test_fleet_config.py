@@ -51,6 +51,11 @@ def test_everything_at_once() -> None:
     assert gateway.keys[0].models == ("chat",)
 
 
+def split(**decode: object) -> dict[str, object]:
+    """A prefill pool, and a decode pool that differs from it."""
+    return {"pools": [POOL | {"role": "prefill"}, POOL | {"name": "other", "role": "decode"} | decode]}
+
+
 @pytest.mark.parametrize(
     ("raw", "field", "value", "accepted"),
     [
@@ -68,7 +73,14 @@ def test_everything_at_once() -> None:
         (pool(options={"block_size": 17}), "pools[0].options.block_size", 17, "power of two"),
         (pool(options={"num_blocks": "many"}), "pools[0].options.num_blocks", "many", "int"),
         (pool(layout={"dp": 3, "ep": 2}), "pools[0].layout.ep", 2, "divisor"),
-        (pool(role="prefill"), "pools[0].role", "prefill", "both"),
+        (pool(role="prefill"), "pools[0].role", "prefill", "another pool of role decode"),
+        (pool(role="decode"), "pools[0].role", "decode", "another pool of role prefill"),
+        (pool(role="decode", engine="llamacpp"), "pools[0].role", "decode", "hands no KV over"),
+        (pool(role="decode", engine="vllm"), "pools[0].options.kv_transfer_config", None, "a connector"),
+        (pool(role="decode", layout={"tp": 2}), "pools[0].layout", "tp2", "one rank"),
+        (pool(role="decode", urls=["http://h:1"]), "pools[0].urls", "http://h:1", "share this fleet's key"),
+        (split(options={"block_size": 32}), "pools[1].options.block_size", 32, "as in pool small"),
+        (split(model="other", served_name="smollm2-135m"), "pools[1].model", "other", "as in pool small"),
         (pool(engine="openai"), "pools[0].urls", None, "at least one URL"),
         (pool(engine="vllm", urls=["localhost:80"]), "pools[0].urls[0]", "localhost:80", "http://host:port"),
         (pool(engine="llamacpp", kv_events=True), "pools[0].kv_events", True, "publishes none"),

@@ -274,13 +274,11 @@ def _set_up_logging(access_log: bool, *, fleet: bool = False) -> None:
     root = logging.getLogger("shoal")
     root.setLevel(os.environ.get("SHOAL_LOG_LEVEL", "WARNING").upper())
     root.addHandler(handler)
-    if access_log and fleet:
-        # The gateway has an access log of its own.
-        access_log = False
     uvicorn = logging.getLogger("uvicorn")
     uvicorn.addHandler(handler)
     uvicorn.setLevel(logging.WARNING)
-    if access_log:
+    if access_log or fleet:
+        # A fleet's file may ask for it at any reload; before that, nobody writes to it.
         access = logging.getLogger("shoal.access")
         access.setLevel(logging.INFO)
         access.propagate = False

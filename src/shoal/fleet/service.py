@@ -11,11 +11,10 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 
-import uvicorn
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from shoal.engine.server.transport import HttpProtocol
+from shoal.engine.server.serving import serve_while
 from shoal.fleet.config import ConfigError, FleetConfig
 from shoal.fleet.gateway import Gateway
 from shoal.fleet.health import HealthMonitor
@@ -27,16 +26,7 @@ from shoal.policy.routing.kv import CombinedIndex, ExactIndex
 
 log = logging.getLogger("shoal.fleet")
 
-_LAST_WORDS_SECONDS = 5.0
 _FOREVER = 86_400.0
-
-
-class _Server(uvicorn.Server):
-    """Uvicorn without its own signal handlers: the drain comes first."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class FrontDoor:
@@ -96,41 +86,18 @@ class FleetService:
     ) -> None:
         """Serve on `sock` until stopped. `FleetError` if a pool can't be brought up; nothing is left then."""
         self._open(self.config)
-        server = _Server(self._uvicorn())
-        serving = asyncio.ensure_future(server.serve(sockets=[sock]))
-        life = asyncio.ensure_future(self._live(on_ready))
-        try:
-            await asyncio.wait({serving, life}, return_when=asyncio.FIRST_COMPLETED)
-            if life.done():
-                life.result()
-        finally:
-            life.cancel()
-            await asyncio.gather(life, return_exceptions=True)
-            await self._close()
-            server.should_exit = True
-            server.force_exit = self._hurry.is_set()
-            await serving
-            sock.close()
-
-    def _uvicorn(self) -> uvicorn.Config:
         listen = self.config.listen
         app: ASGIApp = self._door
         if listen.cors_origins:
             app = CORSMiddleware(app, allow_origins=listen.cors_origins, allow_methods=["*"], allow_headers=["*"])
-        return uvicorn.Config(
+        await serve_while(
             app,
-            http=HttpProtocol,
-            ws="none",
-            loop="none",
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=int(_LAST_WORDS_SECONDS),
-            backlog=1024,
-            ssl_certfile=listen.tls_certificate,
-            ssl_keyfile=listen.tls_key,
+            sock,
+            self._live(on_ready),
+            close=self._close,
+            hurried=self._hurry.is_set,
+            certificate=listen.tls_certificate,
+            key=listen.tls_key,
         )
 
     def _open(self, config: FleetConfig) -> None:

@@ -12,7 +12,6 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-import uvicorn
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
@@ -21,21 +20,10 @@ from shoal.engine.core import Observer
 from shoal.engine.options import EngineOptions
 from shoal.engine.outputs import RequestTimings, StepStats
 from shoal.engine.server.app import build_app
+from shoal.engine.server.serving import LAST_WORDS_SECONDS, serve_while
 from shoal.engine.server.state import ServerOptions, ServerState
-from shoal.engine.server.transport import HttpProtocol
 
 log = logging.getLogger("shoal.server")
-
-_LAST_WORDS_SECONDS = 5.0
-"""After the engine has ended every request, connections get this long to carry the last events out."""
-
-
-class _Server(uvicorn.Server):
-    """Uvicorn without its own signal handlers: the drain comes first."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class Observers:
@@ -92,34 +80,8 @@ class Replica:
         self, sock: socket.socket, on_ready: Callable[["Replica"], Awaitable[None]] | None = None
     ) -> None:
         """Serve on `sock` until stopped. Errors of loading the model are raised once the socket is closed again."""
-        config = uvicorn.Config(
-            self._around(build_app(self.state, self._pages(self))),
-            http=HttpProtocol,
-            ws="none",
-            loop="none",
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=int(_LAST_WORDS_SECONDS),
-            backlog=1024,
-        )
-        server = _Server(config)
-        serving = asyncio.ensure_future(server.serve(sockets=[sock]))
-        life = asyncio.ensure_future(self._live(on_ready))
-        try:
-            await asyncio.wait({serving, life}, return_when=asyncio.FIRST_COMPLETED)
-            if life.done():
-                life.result()
-        finally:
-            life.cancel()
-            await asyncio.gather(life, return_exceptions=True)
-            await self._close()
-            server.should_exit = True
-            server.force_exit = self._hurry.is_set()
-            await serving
-            sock.close()
+        app = self._around(build_app(self.state, self._pages(self)))
+        await serve_while(app, sock, self._live(on_ready), close=self._close, hurried=self._hurry.is_set)
 
     async def _live(self, on_ready: Callable[["Replica"], Awaitable[None]] | None) -> None:
         stopped = asyncio.ensure_future(self._stop.wait())
@@ -154,7 +116,7 @@ class Replica:
             task.cancel()
         await asyncio.gather(draining, hurry, return_exceptions=True)
         self.state.cancel_requests()
-        await self.engine.drain(_LAST_WORDS_SECONDS)
+        await self.engine.drain(LAST_WORDS_SECONDS)
         await self.engine.close()
 
 
