@@ -294,7 +294,7 @@ def plot(plan: Plan, rows: Sequence[Row], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("svg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     matplotlib.rcParams.update({"svg.hashsalt": "shoal", "font.size": 9})
     figure, panels = pyplot.subplots(1, len(plan.streams), figsize=(4.6 * len(plan.streams), 3.8), squeeze=False)
@@ -306,6 +306,9 @@ def plot(plan: Plan, rows: Sequence[Row], path: Path) -> None:
             spread = [[c.rate - min(c.rates) for c in cells], [max(c.rates) - c.rate for c in cells]]
             panel.errorbar(at, [c.rate for c in cells], spread, fmt="o", color=color, label=label, capsize=3)
         panel.set_yscale("log")
+        panel.yaxis.set_major_locator(ticker.LogLocator(10, subs=(1, 2, 5)))
+        panel.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+        panel.yaxis.set_minor_formatter(ticker.NullFormatter())
         panel.set_xticks(list(range(len(rows))), [r.name.replace(", ", "\n") for r in rows], fontsize=7)
         panel.set_title(f"{streams} stream{'s' * (streams > 1)}")
         panel.grid(True, which="both", alpha=0.25)

@@ -16,8 +16,8 @@ from typing import Any
 from wire.hosts import Hosts
 
 PROGRAM = Path(__file__).with_name("seat.py")
-START_SECONDS = 300.0
-ANSWER_SECONDS = 600.0
+START_SECONDS = 900.0
+ANSWER_SECONDS = 900.0
 
 
 class SeatFailed(Exception):

@@ -41,7 +41,7 @@ class MeasuredStep:
     """Of these, seconds that cutting matrices doesn't shorten: calls, norms, Python. That of a model equally deep
     and almost without width."""
     crowding: float = 1.0
-    """Factor on the rest while every core computes: they share memory's bandwidth."""
+    """Factor on a step while every core computes: they share memory's bandwidth."""
 
     def at(self, rows: float) -> float:
         """Seconds of a step of `rows`; beyond what was measured, in proportion to the last."""
