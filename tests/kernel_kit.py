@@ -57,5 +57,6 @@ def assert_near(out: Tensor, expected: Tensor, tolerance: Tensor | float) -> Non
     if not bool((difference <= tolerance).all()):
         worst = (difference - tolerance).flatten().argmax()
         raise AssertionError(
-            f"{out.flatten()[worst]:g} instead of {expected.flatten()[worst]:g} at element {int(worst)} of {tuple(out.shape)}"
+            f"{out.flatten()[worst]:g} instead of {expected.flatten()[worst]:g} at element {int(worst)} "
+            f"of {tuple(out.shape)}"
         )

@@ -6,12 +6,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
+from kernel_kit import DEEP, EPS, QUICK, ROUNDING, assert_near, dtypes, kinds, numbers, ops_of, seeds
 from shoal.engine.batch import Batch, SequenceRows, build_batch
 from shoal.engine.kv import LayerKv
 from shoal.engine.ops import reference_attention
-
-from kernel_kit import DEEP, EPS, QUICK, ROUNDING, assert_near, dtypes, kinds, numbers, ops_of, seeds
+from shoal.engine.ops.reference import quantize_heads
 
 CPU = torch.device("cpu")
 
@@ -36,24 +37,36 @@ def _batch(lengths, block_size: int, stripe: tuple[int, int], seed: int) -> tupl
     return (batch if batch.stripe is None else batch.stripe.whole), sum(held) + 1
 
 
+def _cache(slots: tuple[int, int, int], sizes: Sizes, dtype: torch.dtype, seed: int) -> LayerKv:
+    wide = dtype if dtype != torch.int8 else torch.float32
+    k, v = (
+        numbers((*slots, sizes.width), 1.0, wide, seed + 1),
+        numbers((*slots, sizes.v_width), 1.0, wide, seed + 2),
+    )
+    if dtype != torch.int8:
+        return LayerKv(k, v)
+    (k, k_scales), (v, v_scales) = quantize_heads(k), quantize_heads(v)
+    return LayerKv(k, v, k_scales, v_scales)
+
+
+def _read(cache: Tensor, scales: Tensor | None) -> Tensor:
+    return cache.float() if scales is None else cache.float() * scales.float()[..., None]
+
+
 def _check(kind, lengths, sizes, stripe, dtype, kv_dtype, window, softcap, sinks, scale, seed) -> None:
     kv_heads, shared = sizes.heads
     batch, blocks = _batch(lengths, sizes.block_size, stripe, seed)
     rows = sum(queries for queries, _ in lengths)
     q = numbers((rows, kv_heads * shared, sizes.width), scale, dtype, seed)
-    kv = LayerKv(
-        numbers((blocks, sizes.block_size, kv_heads, sizes.width), 1.0, kv_dtype, seed + 1),
-        numbers((blocks, sizes.block_size, kv_heads, sizes.v_width), 1.0, kv_dtype, seed + 2),
-    )
+    kv = _cache((blocks, sizes.block_size, kv_heads), sizes, kv_dtype, seed)
+    read = LayerKv(_read(kv.k, kv.k_scales), _read(kv.v, kv.v_scales))
     sink = numbers((kv_heads * shared,), 2.0, torch.float32, seed + 3) if sinks else None
     factor = sizes.width**-0.5
     arguments = (batch, factor, window, softcap, sink)
     out, lse = ops_of(kind).paged_attention_lse(q, kv, *arguments)
     assert torch.equal(ops_of(kind).paged_attention(q, kv, *arguments), out)
     # In fp32: the reference rounds its scores to the compute dtype, which at bf16 is coarser than the kernel.
-    expected, expected_lse = reference_attention.paged_attention_lse(
-        q.float(), LayerKv(kv.k.float(), kv.v.float()), *arguments
-    )
+    expected, expected_lse = reference_attention.paged_attention_lse(q.float(), read, *arguments)
     largest = scale * factor * sizes.width * 16
     error = EPS * (16 + largest * 4 if softcap is None else 16 + min(largest, softcap) * 4 + largest)
     assert_near(out, expected.to(dtype), 8 * error + 2 * ROUNDING[dtype] * 4 + 1e-5)
@@ -75,7 +88,7 @@ arguments = {
     ),
     "stripe": st.sampled_from([(0, 1), (0, 2), (1, 2), (2, 3)]),
     "dtype": dtypes,
-    "kv_dtype": dtypes,
+    "kv_dtype": st.sampled_from([torch.float32, torch.bfloat16, torch.int8]),
     "window": st.one_of(st.none(), st.integers(1, 70)),
     "softcap": st.one_of(st.none(), st.sampled_from([0.5, 20.0])),
     "sinks": st.booleans(),
@@ -128,7 +141,7 @@ def test_a_row_that_sees_no_key_is_zero_and_minus_infinity(kind) -> None:
 
 @kinds
 def test_latents_are_read_as_keys_and_in_part_as_values(kind) -> None:
-    """Latent attention: the value is the first part of the key, so that its slots are further apart than it is wide."""
+    """The value is the first part of the key, so that its slots are further apart than it is wide."""
     batch, blocks = _batch([(1, 9), (4, 20)], 4, (0, 1), 5)
     k = numbers((blocks, 4, 1, 40), 1.0, torch.float32, 1)
     kv = LayerKv(k, k[..., :24])
@@ -138,3 +151,14 @@ def test_latents_are_read_as_keys_and_in_part_as_values(kind) -> None:
         reference_attention.paged_attention(q, LayerKv(k, k[..., :24].contiguous()), batch, 0.2),
     )
     assert_near(out, expected, 1e-5)
+
+
+@pytest.mark.parametrize("lengths", [[(1, 30), (1, 7), (20, 4)], [(2, 9)]])
+def test_the_reference_reads_eight_bits_too(lengths) -> None:
+    sizes = Sizes((2, 3), 24, 16, 4)
+    batch, blocks = _batch(lengths, 4, (0, 1), 1)
+    kv = _cache((blocks, 4, 2), sizes, torch.int8, 0)
+    q = numbers((sum(queries for queries, _ in lengths), 6, 24), 1.0, torch.float32, 3)
+    whole = LayerKv(_read(kv.k, kv.k_scales), _read(kv.v, kv.v_scales))
+    out = reference_attention.paged_attention(q, kv, batch, 0.2)
+    assert_near(out, reference_attention.paged_attention(q, whole, batch, 0.2), 1e-6)

@@ -5,9 +5,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.engine.kv import LayerKv
-from shoal.engine.ops import reference
-
 from kernel_kit import (
     DEEP,
     EPS,
@@ -23,6 +20,9 @@ from kernel_kit import (
     strided,
     widths,
 )
+from shoal.engine.kv import LayerKv
+from shoal.engine.ops import reference
+from shoal.engine.ops.native_library import backend
 
 rows_of = st.one_of(st.integers(0, 7), st.sampled_from([31, 48, 49, 97]))
 odd_numbers = st.sampled_from([None, torch.nan, torch.inf, -torch.inf])
@@ -175,7 +175,55 @@ def test_rope_write(kind, rows, heads, width, v_width, turned, interleaved, dtyp
         )
         turned_q = op(q, k, v.view(rows, kv_heads, v_width), rotation, interleaved, cache, slots)
         results.append((turned_q.clone(), cache.k, cache.v))
-    size = float(packed.abs().max()) if rows else 0.0
+    size = float(packed.abs().max()) if rows and packed.numel() else 0.0
     for ours, expected in zip(*results, strict=True):
         assert_near(ours, expected, 2 * ROUNDING[dtype] * size + 1e-37)
     assert torch.equal(results[0][2], results[1][2])
+
+
+@kinds
+@QUICK
+@given(
+    rows=st.integers(0, 9),
+    kv_heads=st.integers(1, 3),
+    width=st.sampled_from([1, 8, 24, 64, 80]),
+    dtype=dtypes,
+    scale=st.sampled_from([0.0, 1e-38, 1e-31, 1e-20, 1.0, 1e4, 3e37]),
+    odd=odd_numbers,
+    seed=seeds,
+)
+def test_write_in_eight_bits(kind, rows, kv_heads, width, dtype, scale, odd, seed) -> None:
+    """Without a rotation nothing rounds before the steps do, so that codes and scales are the reference's."""
+    k, v = (numbers((rows, kv_heads, width), scale, dtype, seed + i) for i in range(2))
+    if odd is not None and rows:
+        v[0, 0, width // 2] = odd
+    slots = torch.randperm(12, generator=torch.Generator().manual_seed(seed))[:rows]
+    caches = []
+    for op in (ops_of(kind).rope_write, reference.rope_write):
+        slots_of = (3, 4, kv_heads)
+        cache = LayerKv(
+            *(torch.full((*slots_of, width), 9, dtype=torch.int8) for _ in range(2)),
+            *(torch.full(slots_of, 9.0, dtype=torch.bfloat16) for _ in range(2)),
+        )
+        op(numbers((rows, kv_heads, width), 1.0, dtype, 0), k, v, None, False, cache, slots)
+        caches.append(cache)
+    for ours, expected in zip(caches[0].parts, caches[1].parts, strict=True):
+        assert torch.equal(ours.float().nan_to_num(-1e30), expected.float().nan_to_num(-1e30))
+    read = caches[0].k.float() * caches[0].k_scales.float()[..., None]
+    error = (read.flatten(0, 1)[slots] - k.float()).abs()
+    assert bool((error <= k.float().abs().amax(-1, keepdim=True) / 127 * 0.51 + 1e-30).all())
+
+
+@kinds
+@pytest.mark.parametrize("threads", [2, 1, 3])
+def test_the_pool_has_as_many_threads_as_torch_is_set_to_use(kind, threads) -> None:
+    library = backend().library
+    assert library is not None
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        ops_of(kind).linear(torch.ones(4, 64), torch.ones(4096, 64))
+        assert library.shoal_pool_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+        ops_of(kind).linear(torch.ones(1, 4), torch.ones(4, 4))
