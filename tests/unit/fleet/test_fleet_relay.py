@@ -87,6 +87,27 @@ async def test_a_seeded_stream_goes_on_where_the_engine_can_resume() -> None:
         assert resumed["seed"] == 7
 
 
+async def test_a_sampled_stream_without_a_seed_is_given_one_to_go_on_with() -> None:
+    async with fleet(2, handle={"resumes": True}) as f:
+        for engine in f.engines:
+            engine.faults.append(Fault("reset", after=3))
+        first, second = (asyncio.ensure_future(f.stream(f.chat(text, max_tokens=10))) for text in ("dice", "again"))
+        await eventually(lambda: sum(f.counts()) >= 2, "the legs began")
+        for engine in f.engines:
+            engine.faults.clear()
+        for got in await asyncio.gather(first, second):
+            assert got.done, got.error
+        seeds: dict[str, set[int]] = {}
+        for engine in f.engines:
+            for seen in engine.seen:
+                seeds.setdefault(seen.body["messages"][0]["content"], set()).add(seen.body["seed"])
+        assert len(seeds["dice"]) == len(seeds["again"]) == 1, "all legs of a request draw alike"
+        assert seeds["dice"] != seeds["again"]
+        whole = await f.post(f.chat("whole", temperature=0.5))
+        assert whole.status_code == 200
+        assert not any("seed" in s.body for e in f.engines for s in e.seen if not s.body.get("stream"))
+
+
 async def test_a_stream_that_cannot_go_on_says_so() -> None:
     async with fleet(2) as f:
         for engine in f.engines:

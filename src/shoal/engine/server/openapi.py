@@ -23,6 +23,29 @@ _ERRORS = {
 }
 
 
+_OF_A_FLEET = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}"),
+    *("/health", "/ready", "/metrics", "/openapi.json"),
+)
+
+
+def fleet_document() -> Json:
+    """That of a gateway before replicas of Shoal: what it relays, and its own pages."""
+    made = document()
+    made["info"]["title"] = "Shoal: a fleet of replicas, OpenAI-compatible"
+    made["paths"] = {path: made["paths"][path] for path in _OF_A_FLEET}
+    for path in _OF_A_FLEET[:2]:
+        made["paths"][path]["post"]["responses"] |= {
+            "429": _error("Too much is asked of the fleet, or by this key; `Retry-After` says when to come again."),
+            "502": _error("Replicas failed, and no other could answer."),
+            "504": _error("No replica answered in time."),
+        }
+    for name in ("ChatRequest", "CompletionRequest"):
+        # Who hands KV to whom is decided at the gateway.
+        del made["components"]["schemas"][name]["properties"]["kv_transfer_params"]
+    return made
+
+
 def document() -> Json:
     """The document as plain JSON values."""
     types = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)

@@ -4,6 +4,7 @@ Fields that only the engine judges stay raw, so that the gateway refuses nothing
 """
 
 import hashlib
+import secrets
 import struct
 from dataclasses import dataclass
 from typing import Literal
@@ -101,6 +102,14 @@ class Parsed:
         fields = (ask.structured_outputs, ask.guided_json, ask.guided_regex, ask.guided_choice, ask.guided_grammar)
         shaped = given(ask.response_format) and b'"text"' not in bytes(ask.response_format)
         return shaped or any(given(field) for field in fields)
+
+    def draw_seed(self) -> None:
+        """Give a sampled request without a seed one of its own: as random as before, and it can be continued."""
+        ask = self.ask
+        # Whoever says `"seed": null` says it later in the body than we could, and the last one counts.
+        if ask.seed is None and ask.temperature != 0 and b'"seed"' not in self.body:
+            self.ask = msgspec.structs.replace(ask, seed=secrets.randbits(62))
+            self.body = with_fields(self.body, b'"seed":%d,' % (self.ask.seed or 0))
 
     @property
     def max_tokens(self) -> int | None:

@@ -222,6 +222,8 @@ class Exchange:
             self._strip_usage = handle.usage_in_stream and not given(parsed.ask.stream_options)
             if self._strip_usage:
                 added += b'"stream_options":{"include_usage":true},'
+            if self._config.continuation and handle.resumes:
+                parsed.draw_seed()
             mode = mode_for(parsed, handle) if self._config.continuation else None
             self._journal = Journal(parsed, mode) if mode is not None else None
             if mode is not None and not parsed.ask.return_token_ids:

@@ -1,5 +1,6 @@
 """Everything a gateway answers itself: models, health, and pages that others add (metrics, dashboard)."""
 
+import functools
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -7,11 +8,17 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from shoal.engine.server.errors import JSON_TYPE, ApiError
+from shoal.engine.server.openapi import fleet_document
 from shoal.fleet.gateway.keys import Client, Clients
 from shoal.fleet.gateway.record import RequestRecord
 
 if TYPE_CHECKING:
     from shoal.fleet.gateway.app import Gateway
+
+
+@functools.cache
+def _document() -> bytes:
+    return msgspec.json.encode(fleet_document())
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -52,6 +59,7 @@ class Pages:
         self._open: set[str] = set()
         self.add("/health", self._health, needs_key=False)
         self.add("/ready", self._ready, needs_key=False)
+        self.add("/openapi.json", self._openapi, needs_key=False)
 
     def add(self, path: str, page: PageMaker, *, needs_key: bool) -> None:
         """Serve `page` for GET on `path`."""
@@ -107,6 +115,9 @@ class Pages:
         if card is None:
             raise ApiError(404, f"model {wanted[:200]!r} is not served here", param="model", code="model_not_found")
         return Page(msgspec.json.encode(card))
+
+    async def _openapi(self, scope: Scope) -> Page:
+        return Page(_document())
 
     async def _health(self, scope: Scope) -> Page:
         return Page(msgspec.json.encode(Status("ok")))
