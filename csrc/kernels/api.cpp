@@ -52,7 +52,7 @@ int stack_over(int kind, const shoal::Stack* stack, const shoal::Sums* sums) noe
 extern "C" {
 
 // Changes whenever a struct of kernels.h does.
-int shoal_kernels_version() { return 2; }
+int shoal_kernels_version() { return 3; }
 
 // Null beyond the last kind.
 const char* shoal_kernels_name(int kind) {

@@ -23,17 +23,17 @@ enum Scheme : std::int32_t { INT8 = 0, INT4 = 1 };
 // What is done to a row before it is quantized.
 enum Prologue : std::int32_t { AS_IS = 0, SILU_PRODUCT = 1, GELU_PRODUCT = 2, NORM = 3 };
 
-// y [rows, out] = f(x) [rows, in] · wᵀ + bias, of rows f(x) rounded to ±127 steps.
+// y [rows, out] = f(x) [rows, in] · wᵀ + bias, of rows f(x) rounded to ±127 steps
+// of the largest magnitude of a group. Sums within a group are exact.
 //
-// INT8: of a row's largest magnitude, y = x_scale · w_scale[o] · Σ xq · wq.
-// INT4: of a group's largest magnitude; w = scale · code + least for codes 0 … 15 of a group, and
-//       y = Σ over groups of x_scale · (scale · Σ xq · code + least · Σ xq).
+//     INT8   w = scale · code, codes -127 … 127    y = Σ over groups of x_scale · scale · Σ xq · code
+//     INT4   w = scale · code + least, 0 … 15      y = Σ over groups of x_scale · (scale · Σ xq · code + least · Σ xq)
 struct QuantizedLinear {
     void* x;                   // [rows, in]; of the products [rows, 2 · in], gate | up
     const void* add;           // NORM: [rows, in] that is added to x, in its place, before; null: none
     const void* norm;          // NORM: [in]
     const std::uint8_t* codes;
-    const void* scales;        // INT8: [out] float. INT4: [panels, in / GROUP, 2, PANEL] half: scales, then leasts
+    const void* scales;  // half, [panels, in / GROUP, PANEL]; INT4: [panels, in / GROUP, 2, PANEL], with leasts
     const void* bias;          // [out]; null: none
     void* y;
     std::int64_t rows, in, out;

@@ -33,31 +33,43 @@ inline __m256i four_bytes(const std::int8_t* p) {
     return _mm256_set1_epi32(bytes);
 }
 
+inline __m256 halves_at(const std::uint16_t* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+
 // The byte multiply takes an unsigned and a signed operand and adds pairs in 16 bits, saturating. |x| · (w with x's
 // sign) is x · w, and twice 127 · 127 fits, so that nothing saturates and sums are exact.
 template <int M>
-void tile_int8(const std::uint8_t* codes, const std::int8_t* x, std::int64_t steps, float* out) {
+void tile_int8(const std::uint8_t* codes, const std::uint16_t* halves, const std::int8_t* x, const float* x_scales,
+               std::int64_t groups, float* out) {
     const __m256i ones = _mm256_set1_epi16(1);
-    __m256i sums[M][2];
-    for (auto& row : sums) row[0] = row[1] = _mm256_setzero_si256();
-    for (std::int64_t k = 0; k < steps; ++k) {
-        const __m256i w0 = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + k * 64));
-        const __m256i w1 = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + k * 64 + 32));
-        for (int m = 0; m < M; ++m) {
-            const __m256i size = four_bytes(x + k * 8 * M + 8 * m), sign = four_bytes(x + k * 8 * M + 8 * m + 4);
-            const __m256i p0 = _mm256_maddubs_epi16(size, _mm256_sign_epi8(w0, sign));
-            const __m256i p1 = _mm256_maddubs_epi16(size, _mm256_sign_epi8(w1, sign));
-            sums[m][0] = _mm256_add_epi32(sums[m][0], _mm256_madd_epi16(p0, ones));
-            sums[m][1] = _mm256_add_epi32(sums[m][1], _mm256_madd_epi16(p1, ones));
+    __m256 sums[M][2];
+    for (auto& row : sums) row[0] = row[1] = _mm256_setzero_ps();
+    for (std::int64_t g = 0; g < groups; ++g) {
+        __m256i whole[M][2];
+        for (auto& row : whole) row[0] = row[1] = _mm256_setzero_si256();
+        for (std::int64_t k = g * 8; k < g * 8 + 8; ++k) {
+            const __m256i w0 = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + k * 64));
+            const __m256i w1 = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + k * 64 + 32));
+            for (int m = 0; m < M; ++m) {
+                const __m256i size = four_bytes(x + k * 8 * M + 8 * m), sign = four_bytes(x + k * 8 * M + 8 * m + 4);
+                const __m256i p0 = _mm256_maddubs_epi16(size, _mm256_sign_epi8(w0, sign));
+                const __m256i p1 = _mm256_maddubs_epi16(size, _mm256_sign_epi8(w1, sign));
+                whole[m][0] = _mm256_add_epi32(whole[m][0], _mm256_madd_epi16(p0, ones));
+                whole[m][1] = _mm256_add_epi32(whole[m][1], _mm256_madd_epi16(p1, ones));
+            }
+        }
+        for (int v = 0; v < 2; ++v) {
+            const __m256 scale = halves_at(halves + g * PANEL + 8 * v);
+            for (int m = 0; m < M; ++m) {
+                const __m256 step = _mm256_mul_ps(scale, _mm256_broadcast_ss(x_scales + (g * M + m) * 2));
+                sums[m][v] = _mm256_fmadd_ps(step, _mm256_cvtepi32_ps(whole[m][v]), sums[m][v]);
+            }
         }
     }
     for (int m = 0; m < M; ++m) {
-        for (int v = 0; v < 2; ++v) _mm256_storeu_ps(out + m * PANEL + 8 * v, _mm256_cvtepi32_ps(sums[m][v]));
+        for (int v = 0; v < 2; ++v) _mm256_storeu_ps(out + m * PANEL + 8 * v, sums[m][v]);
     }
-}
-
-inline __m256 halves_at(const std::uint16_t* p) {
-    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 
 // Codes are unsigned already. A pair is at most 2 · 15 · 127 and a group adds up eight of them, within 16 bits.

@@ -19,24 +19,6 @@ namespace {
 
 #include "rows.inc"
 
-template <int M>
-void tile_int8(const std::uint8_t* codes, const std::int8_t* x, std::int64_t steps, float* out) {
-    const auto* weights = reinterpret_cast<const std::int8_t*>(codes);
-    std::int32_t sums[M][PANEL] = {};
-    for (std::int64_t k = 0; k < steps; ++k) {
-        for (int m = 0; m < M; ++m) {
-            const std::int8_t* xs = x + k * 8 * M + 8 * m + 4;
-            for (int n = 0; n < PANEL; ++n) {
-                const std::int8_t* w = weights + k * 4 * PANEL + 4 * n;
-                sums[m][n] += w[0] * xs[0] + w[1] * xs[1] + w[2] * xs[2] + w[3] * xs[3];
-            }
-        }
-    }
-    for (int m = 0; m < M; ++m) {
-        for (int n = 0; n < PANEL; ++n) out[m * PANEL + n] = static_cast<float>(sums[m][n]);
-    }
-}
-
 // IEEE half precision to float.
 inline float half_at(const std::uint16_t* p) {
     const std::uint32_t sign = static_cast<std::uint32_t>(*p & 0x8000) << 16, rest = *p & 0x7fff;
@@ -48,6 +30,31 @@ inline float half_at(const std::uint16_t* p) {
     float value;
     std::memcpy(&value, &bits, sizeof value);
     return value;
+}
+
+template <int M>
+void tile_int8(const std::uint8_t* codes, const std::uint16_t* halves, const std::int8_t* x, const float* x_scales,
+               std::int64_t groups, float* out) {
+    const auto* weights = reinterpret_cast<const std::int8_t*>(codes);
+    std::fill_n(out, M * PANEL, 0.0f);
+    for (std::int64_t g = 0; g < groups; ++g) {
+        std::int32_t whole[M][PANEL] = {};
+        for (std::int64_t k = g * 8; k < g * 8 + 8; ++k) {
+            for (int m = 0; m < M; ++m) {
+                const std::int8_t* xs = x + k * 8 * M + 8 * m + 4;
+                for (int n = 0; n < PANEL; ++n) {
+                    const std::int8_t* w = weights + k * 4 * PANEL + 4 * n;
+                    whole[m][n] += w[0] * xs[0] + w[1] * xs[1] + w[2] * xs[2] + w[3] * xs[3];
+                }
+            }
+        }
+        for (int m = 0; m < M; ++m) {
+            const float worth = x_scales[(g * M + m) * 2];
+            for (int n = 0; n < PANEL; ++n) {
+                out[m * PANEL + n] += half_at(halves + g * PANEL + n) * worth * static_cast<float>(whole[m][n]);
+            }
+        }
+    }
 }
 
 template <int M>
@@ -82,11 +89,14 @@ void tile_int4(const std::uint8_t* codes, const std::uint16_t* halves, const std
 std::int64_t peak(std::int64_t steps) {
     const auto threads = static_cast<std::size_t>(pool_threads());
     parallel(threads, [&](std::size_t) {
-        const std::int8_t codes[64] = {}, x[8] = {};
+        const std::uint8_t codes[GROUP * PANEL] = {};
+        const std::uint16_t halves[PANEL] = {};
+        const std::int8_t x[2 * GROUP] = {};
+        const float scales[2] = {};
         float sums[PANEL];
-        for (std::int64_t i = 0; i < steps; ++i) tile_int8<1>(reinterpret_cast<const std::uint8_t*>(codes), x, 1, sums);
+        for (std::int64_t i = 0; i < steps; ++i) tile_int8<1>(codes, halves, x, scales, 1, sums);
     });
-    return static_cast<std::int64_t>(threads) * steps * 64;
+    return static_cast<std::int64_t>(threads) * steps * GROUP * PANEL;
 }
 }  // namespace
 

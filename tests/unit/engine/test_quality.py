@@ -1,13 +1,9 @@
 """Figures of quality from distributions that are known, and the gate on them."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
-
-from shoal.cli.entry import app_of
 from shoal.engine.quality import Bounds, Positions, Quality, summarize
 from shoal.engine.quality_text import PASSAGES, passages
 

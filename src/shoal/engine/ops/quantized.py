@@ -1,7 +1,10 @@
 """Weights of eight and four bits: how they are made, how they lie in memory, and what they stand for.
 
-    int8   a scale an output:                       weight ≈ scale[o] · code[o, i],          codes -127 … 127
-    int4   a scale and a least value a group of 32: weight ≈ scale[o, g] · code[o, i] + least[o, g], codes 0 … 15
+    int8   weight ≈ scale[o, g] · code[o, i],                  codes -127 … 127
+    int4   weight ≈ scale[o, g] · code[o, i] + least[o, g],    codes 0 … 15
+
+A group g is 32 inputs of an output, and so are the groups that activations are rounded by: of a whole row, whose few
+largest numbers are dozens of times the others, too little would be left (docs/quantization.md has the figures).
 
 Codes lie in panels of 16 outputs, as csrc/kernels/quantized.h says, from the moment they are made: a matrix is in
 memory once, whatever number it is multiplied with.
@@ -24,6 +27,7 @@ STEP = 4
 LARGEST = 127
 """-128 is not used: two products of two bytes then fit in 16 bits."""
 CODES = 15
+_MOST_HALF = 65504.0
 _WORK = 1 << 20
 """Numbers converted in one go, so that what is in fp32 meanwhile stays small."""
 
@@ -36,7 +40,7 @@ class QuantizedWeight:
     codes: Tensor
     """[slots, panels, inputs / 4, 16, 4] int8, or [slots, panels, inputs / 32, 4, 16, 4] uint8, two codes each."""
     scales: Tensor
-    """[slots, panels · 16] float32, or [slots, panels, inputs / 32, 2, 16] float16: scales, then least values."""
+    """[slots, panels, inputs / 32, 1, 16] float16; of four bits [slots, panels, inputs / 32, 2, 16] with least values."""
     outputs: int
     inputs: int
 
@@ -46,16 +50,16 @@ class QuantizedWeight:
         panels, groups = -(-outputs // PANEL), -(-inputs // GROUP)
         if scheme == "int8":
             codes = torch.zeros(slots, panels, groups * GROUP // STEP, PANEL, STEP, dtype=torch.int8)
-            scales = torch.zeros(slots, panels * PANEL)
         else:
             codes = torch.zeros(slots, panels, groups, GROUP // 8, PANEL, STEP, dtype=torch.uint8)
-            scales = torch.zeros(slots, panels, groups, 2, PANEL, dtype=torch.float16)
+        parts = 1 if scheme == "int8" else 2
+        scales = torch.zeros(slots, panels, groups, parts, PANEL, dtype=torch.float16)
         return cls(scheme, codes, scales, outputs, inputs)
 
     @classmethod
     def of(cls, scheme: Scheme, weight: Tensor) -> Self:
         """Of a matrix [out, in]."""
-        made = cls.empty(scheme, *weight.shape)
+        made = cls.empty(scheme, weight.shape[0], weight.shape[1])
         made.set_rows(weight)
         return made
 
@@ -85,9 +89,11 @@ class QuantizedWeight:
                 self._set_int4(part, start + begin)
 
     def _set_int8(self, part: Tensor, start: int) -> None:
-        scale = part.abs().amax(1) / LARGEST if part.shape[1] else part.new_zeros(len(part))
-        steps = part.div_(scale.masked_fill(scale == 0, 1.0)[:, None]).round_().to(torch.int8)
-        self.set_codes(steps, scale, start)
+        grouped = part.view(len(part), -1, GROUP)
+        scale = (grouped.abs().amax(-1) / LARGEST).clamp_(max=_MOST_HALF).half()
+        divisor = scale.float().masked_fill(scale == 0, torch.inf)[..., None]
+        steps = grouped.div_(divisor).round_().clamp_(-LARGEST, LARGEST).to(torch.int8)
+        self.set_codes(steps.view(len(part), -1), scale[:, None], start)
 
     def _set_int4(self, part: Tensor, start: int) -> None:
         grouped = part.view(len(part), -1, GROUP)
@@ -102,54 +108,45 @@ class QuantizedWeight:
 
     def set_codes(self, codes: Tensor, scales: Tensor, start: int = 0) -> None:
         """Take outputs [start, start + n) of the only slot as they are: codes [n, in padded to 32], one a byte, and
-        scales [n], or scales and least values [n, 2, groups].
+        scales [n, 1, groups], of four bits with least values [n, 2, groups].
         """
-        count = len(codes)
-        whole = start % PANEL == 0 and count % PANEL == 0
+        count, parts = len(codes), scales.shape[1]
         if self.scheme == "int8":
-            self.scales[0, start : start + count] = scales
-            if whole:
-                place = self.codes[0, start // PANEL : (start + count) // PANEL]
-                place.copy_(codes.view(count // PANEL, PANEL, -1, STEP).transpose(1, 2))
-                return
-            panel, lane = _places(start, count)
-            self.codes[0, panel, :, lane] = codes.view(count, -1, STEP)
-            return
-        pairs = codes.view(count, -1, GROUP // 8, 2, STEP)
-        packed = pairs[:, :, :, 0] | (pairs[:, :, :, 1] << 4)
-        if whole:
+            laid = codes.view(count, -1, STEP)
+        else:
+            pairs = codes.view(count, -1, 2, STEP)
+            laid = pairs[:, :, 0] | (pairs[:, :, 1] << 4)
+        # [panels, steps or pairs of them, 16, 4] and [panels, groups, parts, 16] of the only slot.
+        held = self.codes[0].view(self.codes.shape[1], -1, PANEL, STEP)
+        if start % PANEL == 0 and count % PANEL == 0:
             panels = slice(start // PANEL, (start + count) // PANEL)
-            split = packed.view(count // PANEL, PANEL, *packed.shape[1:])
-            self.codes[0, panels].copy_(split.permute(0, 2, 3, 1, 4))
-            halves = scales.view(count // PANEL, PANEL, 2, -1).permute(0, 3, 2, 1)
-            self.scales[0, panels].copy_(halves)
+            held[panels].copy_(laid.view(-1, PANEL, *laid.shape[1:]).transpose(1, 2))
+            self.scales[0, panels].copy_(scales.view(count // PANEL, PANEL, parts, -1).permute(0, 3, 2, 1))
             return
         panel, lane = _places(start, count)
-        self.codes[0, panel, :, :, lane] = packed
+        held[panel, :, lane] = laid
         self.scales[0, panel, :, :, lane] = scales.transpose(1, 2).half()
 
     def exact_codes(self, rows: Tensor | None = None) -> Tensor:
         """Codes of the only slot, [out or as many as rows, in padded] float32."""
         panel, lane = _places(0, self.outputs) if rows is None else (rows // PANEL, rows % PANEL)
+        laid = self.codes[0].view(self.codes.shape[1], -1, PANEL, STEP)[panel, :, lane]
         if self.scheme == "int8":
-            return self.codes[0, panel, :, lane].flatten(1).float()
-        packed = self.codes[0, panel, :, :, lane]
-        return torch.stack((packed & 15, packed >> 4), 3).flatten(1).float()
+            return laid.flatten(1).float()
+        return torch.stack((laid & 15, laid >> 4), 2).flatten(1).float()
 
     def exact_scales(self, rows: Tensor | None = None) -> Tensor:
-        """Scales of the only slot: [out], or [out, 2, groups] with the least values; float32."""
+        """Scales of the only slot, [out, 1, groups] float32; of four bits with least values, [out, 2, groups]."""
         panel, lane = _places(0, self.outputs) if rows is None else (rows // PANEL, rows % PANEL)
-        if self.scheme == "int8":
-            return self.scales[0].view(-1, PANEL)[panel, lane]
         return self.scales[0, panel, :, :, lane].transpose(1, 2).float()
 
     def dequantized(self, rows: Tensor | None = None) -> Tensor:
         """[out, in] float32 of the only slot, or only some rows [n] of it."""
         codes, scales = self.exact_codes(rows), self.exact_scales(rows)
-        if self.scheme == "int8":
-            return (codes * scales[:, None])[:, : self.inputs]
-        grouped = codes.view(len(codes), -1, GROUP)
-        return (grouped * scales[:, 0, :, None] + scales[:, 1, :, None]).flatten(1)[:, : self.inputs]
+        values = codes.view(len(codes), -1, GROUP) * scales[:, 0, :, None]
+        if self.scheme == "int4":
+            values += scales[:, 1, :, None]
+        return values.flatten(1)[:, : self.inputs]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,22 +18,17 @@ SMALLEST = 1e-30
 def quantized_linear(
     x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, gate: Gate | None = None
 ) -> Tensor:
-    """As `reference.linear`, of rows of x that are rounded to bytes: to ±127 steps of their largest magnitude / 127,
-    which is that of the row with weights of eight bits, of a group of 32 with weights of four.
+    """As `reference.linear`, of rows of x that are rounded to bytes: groups of 32 to ±127 steps of their largest
+    magnitude / 127.
 
-    With `gate`, of `reference.silu_mul(x)` or `gelu_mul(x)`. Steps are added up exactly; a row with a number that
+    With `gate`, of `reference.silu_mul(x)` or `gelu_mul(x)`. Steps of a group are added up exactly; a row with a number that
     isn't finite gives a row of NaN.
     """
     if gate is not None:
         x = reference.silu_mul(x) if gate == "silu" else reference.gelu_mul(x)
     wide = F.pad(x.float(), (0, -weight.inputs % GROUP))
-    if weight.scheme == "int8":
-        steps, scale = rounded(wide)
-        exact = F.linear(steps.double(), weight.exact_codes().double()).float()
-        out = exact * weight.exact_scales() * scale
-    else:
-        steps, scale = rounded(wide.unflatten(1, (wide.shape[1] // GROUP, GROUP)))
-        out = _grouped(steps, scale[..., 0], weight)
+    steps, scale = rounded(wide.unflatten(1, (wide.shape[1] // GROUP, GROUP)))
+    out = _grouped(steps, scale[..., 0], weight)
     out = out.masked_fill(~x.float().isfinite().all(1, keepdim=True), torch.nan)
     return (out if bias is None else out + bias.float()).to(x.dtype)
 
@@ -51,10 +46,12 @@ def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
 def _grouped(steps: Tensor, scale: Tensor, weight: QuantizedWeight) -> Tensor:
     """steps [T, groups, 32] worth scale [T, groups] each -> [T, out]."""
     codes = weight.exact_codes().unflatten(1, steps.shape[1:])
-    scales, leasts = weight.exact_scales().unbind(1)
+    scales = weight.exact_scales()
     exact = torch.einsum("tgi,ogi->tgo", steps, codes)
-    out = torch.einsum("tgo,tg,og->to", exact, scale, scales)
-    return out + torch.einsum("tg,og->to", steps.sum(-1) * scale, leasts)
+    out = torch.einsum("tgo,tg,og->to", exact, scale, scales[:, 0])
+    if weight.scheme == "int4":
+        out = out + torch.einsum("tg,og->to", steps.sum(-1) * scale, scales[:, 1])
+    return out
 
 
 def quantized_experts(
