@@ -89,8 +89,9 @@ class Bench:
             load = at_times(made_up(self.shape, count, self.seed + number, f"r{number}"), "poisson", rate, number)
             options = RunOptions(warmup=round(rate * WARMUP_SECONDS), deadline=DEADLINE, seed=self.seed + number)
             for name in (OFF, ON) if number % 2 == 0 else (ON, OFF):
-                target = found.objectives.ttft if name == ON else None
-                self.fleet.change("admission", {"ttft_target": target})
+                goal = found.objectives
+                on = {"ttft_target": goal.ttft, "tpot_target": goal.tpot}
+                self.fleet.change("admission", on if name == ON else {})
                 result = await self.run(load, options)
                 self.results[name].append(result)
                 print(f"  round {number + 1}: {name:<16} {brief(result, found.objectives)}", flush=True)

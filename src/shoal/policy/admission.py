@@ -19,7 +19,9 @@ class AdmissionConfig:
     max_wait: float = 60.0
     """Seconds after which a waiting request is refused."""
     ttft_target: float | None = None
-    """Seconds; a request predicted to exceed it is refused at once. None: no early rejection."""
+    """Seconds; a request predicted to exceed it is refused at once. None: no early rejection by it."""
+    tpot_target: float | None = None
+    """Seconds an output token after the first; likewise."""
     output_weight: float = 2.0
     """What an output token costs against a prompt token, for fairness."""
     starvation: float = 20.0
@@ -28,8 +30,10 @@ class AdmissionConfig:
     def __post_init__(self) -> None:
         if self.max_queue < 0:
             raise ValueError(f"admission.max_queue is {self.max_queue}; it must be at least 0")
-        if self.ttft_target is not None and not self.ttft_target > 0:
-            raise ValueError(f"admission.ttft_target is {self.ttft_target}; it must be greater than 0 seconds")
+        for name in ("ttft_target", "tpot_target"):
+            target = getattr(self, name)
+            if target is not None and not target > 0:
+                raise ValueError(f"admission.{name} is {target}; it must be greater than 0 seconds")
         if not self.max_wait > 0:
             raise ValueError(f"admission.max_wait is {self.max_wait}; it must be greater than 0 seconds")
 
@@ -81,13 +85,35 @@ class Admission:
         """Prompt tokens waiting at the door."""
         return self._queued_tokens
 
-    def judge(self, ticket: Ticket, predicted_ttft: float | None, drain_rate: float) -> Refusal | None:
+    @property
+    def judges(self) -> bool:
+        """Whether anything can be refused early."""
+        return self.config.ttft_target is not None or self.config.tpot_target is not None
+
+    def judge(
+        self, ticket: Ticket, predicted_ttft: float | None, drain_rate: float, predicted_tpot: float | None = None
+    ) -> Refusal | None:
         """Refuse it now if it would be late anyway.
 
         `predicted_ttft`: seconds to its first token on the best replica, had it no queue at the door. `drain_rate`:
         prompt tokens a second that the replicas compute together, which is how fast the door's queue goes in. A
         backlog shrinks by a second a second, so the excess over the target is how long to stay away.
+        `predicted_tpot`: seconds each further token would take it on the replica that is best at that; those whose
+        tokens it would slow down as well end within about the time of an answer.
         """
+        return self._late(predicted_ttft, drain_rate) or self._slow(ticket, predicted_tpot)
+
+    def _slow(self, ticket: Ticket, predicted: float | None) -> Refusal | None:
+        target = self.config.tpot_target
+        if target is None or predicted is None or predicted <= target:
+            return None
+        return Refusal(
+            "overloaded",
+            f"an output token would take about {predicted * 1e3:.0f} ms; the target is {target * 1e3:g} ms",
+            ticket.max_tokens * (predicted - target),
+        )
+
+    def _late(self, predicted_ttft: float | None, drain_rate: float) -> Refusal | None:
         target = self.config.ttft_target
         if target is None or predicted_ttft is None:
             return None

@@ -162,6 +162,26 @@ async def test_early_rejection_keeps_those_inside_on_time() -> None:
         f.check()
 
 
+async def test_early_rejection_never_shuts_out_an_idle_fleet() -> None:
+    """Whatever it believes of the replica: what nobody is sent is never measured again."""
+    config = GatewayConfig(admission=AdmissionConfig(ttft_target=0.001, tpot_target=0.001))
+    async with fleet(1, config=config) as f:
+        f.engines[0].decode_seconds = 0.02
+        for i in range(4):
+            assert (await f.post(f.chat(str(i), max_tokens=3))).status_code == 200
+        running = asyncio.ensure_future(f.stream(f.chat("long", max_tokens=200)))
+        await eventually(lambda: f.engines[0].generated > 14, "it is busy")
+        refused = await f.post(f.chat("late", max_tokens=3))
+        assert refused.status_code == 429
+        assert refused.json()["error"]["code"] == "overloaded"
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert f.registry is not None
+        ledger = f.registry.ledger
+        await eventually(lambda: ledger.live() == 0, "its lease is released")
+        f.check()
+
+
 async def test_a_client_that_takes_nothing_is_let_go() -> None:
     async with fleet(1, config=GatewayConfig(reader_seconds=0.4)) as f:
         f.engines[0].decode_seconds, f.engines[0].padding = 0.0, "x" * 50_000

@@ -61,12 +61,14 @@ class Dispatcher:
             end()
 
     def admit(self, ticket: Ticket, request: RouteRequest) -> None:
-        """`ApiError` 429 if its first token would come too late, 404 if nobody serves its model."""
-        now = self._registry.clock()
-        if self._admission.config.ttft_target is None:
+        """`ApiError` 429 if its tokens would come too late."""
+        if not self._admission.judges or self._registry.idle(request.model):
+            # Nobody is slowed down by it, and a replica believed to be slow gets the chance to show otherwise.
             return
+        now = self._registry.clock()
         predicted = self._router.predict(request, self._registry.states(now), now)
-        refusal = self._admission.judge(ticket, predicted, self._registry.prefill_rate())
+        tpot = self._registry.predicted_tpot(request.model)
+        refusal = self._admission.judge(ticket, predicted, self._registry.prefill_rate(), tpot)
         if refusal is not None:
             raise refused(refusal)
 

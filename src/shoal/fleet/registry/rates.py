@@ -166,6 +166,10 @@ class Rates:
         """Seconds that an output token takes here beyond what it takes elsewhere; 0 or more."""
         return self.peers.tpot * max(0.0, self.decode_slowness - 1.0)
 
+    def tpot_with(self, running: int) -> float:
+        """Seconds an output token takes with so many sequences running."""
+        return self.peers.step_seconds(running) * self.decode_slowness
+
     def tell(self, state: ReplicaState) -> None:
         """Write all of it down for the router; like the properties, with each slowness computed once."""
         peers, prefill, decode = self.peers, self.prefill_slowness, self.decode_slowness

@@ -120,6 +120,24 @@ class Registry:
         """Whether some replica serves it, in whatever state."""
         return any(model in state.models for state in self._states)
 
+    def _available(self, model: str) -> list[Replica]:
+        return [
+            replica
+            for replica in self._replicas.values()
+            if model in (state := replica.state).models
+            and state.healthy
+            and state.breaker_closed
+            and not (state.draining or state.ejected or state.role == "prefill")
+        ]
+
+    def idle(self, model: str) -> bool:
+        """Whether some available replica of it has nothing to do."""
+        return any(replica.state.load == 0 for replica in self._available(model))
+
+    def predicted_tpot(self, model: str) -> float | None:
+        """Seconds an output token would take one more request, where that is shortest; None: nobody is there."""
+        return min((r.rates.tpot_with(r.state.load + 1) for r in self._available(model)), default=None)
+
     def prefill_rate(self) -> float:
         """Prompt tokens a second that the available replicas compute together."""
         return sum(s.prefill_rate for s in self._states if s.healthy and not s.draining and s.breaker_closed)

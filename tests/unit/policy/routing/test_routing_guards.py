@@ -190,3 +190,14 @@ def test_the_door_counts_exactly(steps: list[tuple[str, int, str]]) -> None:
         assert door.queued == len(waiting)
         assert door.queued_tokens == sum(t.prompt_tokens for t in waiting.values())
     assert sorted(drained(door)) == sorted(waiting)
+
+
+def test_what_would_be_slow_a_token_is_refused_too() -> None:
+    door = Admission(AdmissionConfig(tpot_target=0.1))
+    assert door.judge(ticket("a"), 99.0, 1000, 0.1) is None
+    assert door.judge(ticket("a"), 99.0, 1000, None) is None
+    refusal = door.judge(ticket("b"), None, 1000, 0.2)
+    assert refusal is not None
+    assert refusal.code == "overloaded"
+    assert refusal.retry_after == pytest.approx(ticket("b").max_tokens * 0.1)
+    assert not Admission(AdmissionConfig()).judges
