@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from parity.direct import BLOCK_SIZE, CPU, Direct, relative_error
+from parity.direct import BLOCK_SIZE, CPU, Direct
 from parity.enginekit import greedy, prompts_for, save_engine_checkpoint
 from parity.tiny import ALL, VOCAB, TinyModel, save_tiny
 from shoal import LLM
@@ -22,8 +22,13 @@ from shoal.specs import load_model_spec
 SCHEMES: tuple[Scheme, ...] = ("int8", "int4")
 NAMES = ("llama-bias", "llama-tied", "gemma3", "qwen2-moe", "deepseek-v3")
 TINY = {tiny.name: tiny for tiny in ALL}
-FAR: dict[Scheme, float] = {"int8": 0.1, "int4": 0.6}
+FAR: dict[Scheme, float] = {"int8": 0.12, "int4": 0.7}
 """Random weights of 48 inputs are the hardest there are: nothing averages out."""
+
+
+def moved(ours: torch.Tensor, reference: torch.Tensor) -> float:
+    """Mean distance as a share of the mean magnitude. Not the largest: a row may go to another expert."""
+    return float((ours - reference).abs().mean() / reference.abs().mean())
 
 
 def opened(path: Path, scheme: Scheme | None) -> Direct:
@@ -52,8 +57,8 @@ def test_kernels_and_plain_torch_give_the_same_logits(
             patch.setattr(ops, "quantized_experts", REFERENCE.quantized_experts)
             plain = opened(path, scheme).run(ids, chunk=13)
         # A number at the border of two steps may be rounded either way, and is then off by a whole step.
-        assert relative_error(found, plain) < FAR[scheme] / 4
-        assert relative_error(found, exact) < FAR[scheme]
+        assert moved(found, plain) < 0.02
+        assert moved(found, exact) < FAR[scheme]
 
 
 def test_what_is_held_in_fewer_bits(tmp_path: Path) -> None:

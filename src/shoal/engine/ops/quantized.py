@@ -28,7 +28,7 @@ LARGEST = 127
 """-128 is not used: two products of two bytes then fit in 16 bits."""
 CODES = 15
 _MOST_HALF = 65504.0
-_WORK = 1 << 20
+_WORK = 1 << 18
 """Numbers converted in one go, so that what is in fp32 meanwhile stays small."""
 
 
