@@ -19,6 +19,7 @@ from shoal.engine.errors import EngineDead
 from shoal.engine.executor_processes import ProcessExecutor
 from shoal.engine.load import load_engine
 from shoal.engine.options import EngineOptions
+from shoal.engine.parallel.mesh import MeshSpec
 from shoal.engine.sampling.params import SamplingParams
 
 TIMEOUT = 3.0
@@ -124,7 +125,7 @@ def inject(monkeypatch: pytest.MonkeyPatch, right: Right, seed: int) -> None:
 
 
 def ranks_of(layout: Mapping[str, int]) -> int:
-    return EngineOptions(model="any", **layout).mesh.world
+    return MeshSpec.of(**layout).world
 
 
 def test_a_fault_never_yields_a_wrong_token_nor_a_request_without_an_end(

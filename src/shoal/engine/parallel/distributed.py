@@ -195,7 +195,7 @@ class _UnderWay:
     def land(self) -> list[Tensor]:
         self._wait()
         self._packed = None
-        return list(self._out.split(self._arriving))
+        return list(torch.split(self._out, self._arriving))
 
 
 def _first_line(error: Exception) -> str:
