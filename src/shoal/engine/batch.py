@@ -7,6 +7,7 @@ among those of all ranks.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -94,7 +95,7 @@ def build_batch(
     index, size = stripe
     rows = _lay(sequences, block_size * size)
     if size == 1:
-        return _batch(rows, np.arange(len(rows.positions)), block_size, device)
+        return _whole_batch(rows, block_size, device)
     owners = rows.positions % size
     by_rank = np.argsort(owners, kind="stable")
     wanted_owners = owners[rows.wanted]
@@ -124,6 +125,8 @@ class _Rows:
     positions: Integers
     owner: Integers
     """[T] the sequence of each row."""
+    queries: Integers
+    """[S]"""
     contexts: Integers
     tables: npt.NDArray[np.int32]
     wanted: Integers
@@ -132,6 +135,7 @@ class _Rows:
 
 def _lay(sequences: Sequence[SequenceRows], tokens_a_block: int) -> _Rows:
     queries = np.array([len(s.tokens) for s in sequences], dtype=np.int64)
+    count = len(sequences)
     starts = np.array([s.start for s in sequences], dtype=np.int64)
     contexts = starts + queries
     for index, sequence in enumerate(sequences):
@@ -142,19 +146,44 @@ def _lay(sequences: Sequence[SequenceRows], tokens_a_block: int) -> _Rows:
                 f"blocks for {held} tokens; expected at least one row and a block for each"
             )
     ends = np.cumsum(queries)
-    owner = np.repeat(np.arange(len(sequences)), queries)
-    positions = np.arange(len(owner)) - (ends - queries)[owner] + starts[owner]
+    if count == int(ends[-1] if count else 0):  # a row each, as in any step without prefill
+        owner, positions = np.arange(count), starts
+    else:
+        owner = np.repeat(np.arange(count), queries)
+        positions = np.arange(len(owner)) - (ends - queries)[owner] + starts[owner]
     tables = np.zeros((len(sequences), max((len(s.blocks) for s in sequences), default=0)), dtype=np.int32)
     for row, sequence in zip(tables, sequences, strict=True):
         row[: len(sequence.blocks)] = sequence.blocks
-    none = [np.zeros(0, dtype=np.int64)]
     return _Rows(
-        tokens=np.concatenate(none + [np.asarray(s.tokens, dtype=np.int64) for s in sequences]),
+        tokens=np.fromiter(chain.from_iterable(s.tokens for s in sequences), np.int64, len(owner)),
         positions=positions,
         owner=owner,
+        queries=queries,
         contexts=contexts,
         tables=tables,
-        wanted=np.concatenate(none + [np.arange(e - s.logits, e) for s, e in zip(sequences, ends, strict=True)]),
+        wanted=np.array(
+            [row for s, e in zip(sequences, ends.tolist(), strict=True) for row in range(e - s.logits, e)], np.int64
+        ),
+    )
+
+
+def _whole_batch(rows: _Rows, block_size: int, device: torch.device) -> Batch:
+    """The batch of all rows, on the one rank there is."""
+    bounds = np.zeros(len(rows.queries) + 1, dtype=np.int32)
+    np.cumsum(rows.queries, out=bounds[1:])
+    blocks = rows.tables[rows.owner, rows.positions // block_size].astype(np.int64)
+    on_host = (
+        rows.tokens,
+        rows.positions,
+        blocks * block_size + rows.positions % block_size,
+        bounds,
+        rows.contexts.astype(np.int32),
+        rows.tables,
+        rows.wanted,
+    )
+    return Batch(
+        *(torch.from_numpy(array).to(device) for array in on_host),
+        lengths=tuple(zip(rows.queries.tolist(), rows.contexts.tolist(), strict=True)),
     )
 
 

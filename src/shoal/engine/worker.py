@@ -5,6 +5,7 @@ replaces it. All ranks of a lane are given the same plans, and derive the same r
 alone knows (a grammar that did not compile, say) may change the shape of what they exchange.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,7 +126,8 @@ class Worker:
 
     def _wanted(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states of the rows whose logits are wanted, on every rank of the stage: [R, H]."""
-        own = hidden.index_select(0, batch.logit_rows)
+        everything = len(batch.logit_rows) == len(hidden)
+        own = hidden if everything else hidden.index_select(0, batch.logit_rows)
         stripe = batch.stripe
         if stripe is None or not len(stripe.logit_order):
             return own
@@ -159,7 +161,10 @@ class Worker:
         A row that isn't finite stays so through all later layers, so that the sampler ends its sequence; every rank
         sees it where its own memory may hold some. `wanted` are the hidden states of the shares' last rows.
         """
-        finite = wanted.isfinite().all(1) if len(wanted) else wanted.new_ones(0, dtype=torch.bool)
+        # One number tells for almost every step; a sum may be beyond what is finite though its terms aren't.
+        if not len(wanted) or math.isfinite(float(wanted.sum())):
+            return
+        finite = wanted.isfinite().all(1)
         if bool(finite.all()):
             return
         start = 0
