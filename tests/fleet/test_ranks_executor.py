@@ -91,7 +91,7 @@ def test_lanes_that_share_experts_step_together(monkeypatch: pytest.MonkeyPatch)
         assert [s.steps for s in executor.rank_stats()] == [1, 1]
 
 
-def test_the_least_rank_decides_commands_cross_whole_and_nothing_is_accepted_after_close(
+def test_bug_22_the_least_rank_decides_commands_cross_whole_and_nothing_is_accepted_after_close(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     params = SamplingParams(
