@@ -176,7 +176,9 @@ def test_how_vllm_is_started() -> None:
                  "--no-enable-prefix-caching", f"--port {made.port}"):  # fmt: skip
         assert part in line
     events = json.loads(command.argv[command.argv.index("--kv-events-config") + 1])
-    assert (events["endpoint"], events["replay_endpoint"]) == ("tcp://127.0.0.1:7000", "tcp://127.0.0.1:7001")
+    # It binds to local sockets and wildcards alone; to any other address it would connect, and nobody be there.
+    assert events["endpoint"] == "ipc://@shoal-kv-7000"
+    assert events["replay_endpoint"] == "tcp://127.0.0.1:7001"
     # Keys are not for lists of processes.
     assert "key" not in command.argv
     assert command.environment["VLLM_API_KEY"] == "key"

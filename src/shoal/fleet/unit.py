@@ -226,7 +226,8 @@ class Unit:
             )
             command = self._dialect.command(order)
             self.url = f"http://127.0.0.1:{port}"
-            self._register(self._site.secret, f"tcp://127.0.0.1:{events}" if events else None)
+            address = self._dialect.traits.events_address.format(port=events) if events else None
+            self._register(self._site.secret, address)
             process = self._process = ReplicaProcess(command, self._log)
             await process.start()
             return process

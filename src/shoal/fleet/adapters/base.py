@@ -90,7 +90,9 @@ class _ServedList(msgspec.Struct):
 
 
 def _replay_endpoint(events: str) -> str:
-    """The port after the publisher's."""
+    """The port after the publisher's; a local socket's name ends with the port it stands for."""
+    if events.startswith("ipc://"):
+        return f"tcp://127.0.0.1:{int(events.rpartition('-')[2]) + 1}"
     parts = urlsplit(events)
     assert parts.port is not None
     return f"{parts.scheme}://{parts.hostname}:{parts.port + 1}"
@@ -191,6 +193,8 @@ class Traits:
     resumes: bool = False
     publishes: bool = False
     """KV events, when asked to."""
+    events_address: str = "tcp://127.0.0.1:{port}"
+    """Where a replica that was started here publishes them."""
 
 
 class Dialect(Protocol):

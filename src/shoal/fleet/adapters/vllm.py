@@ -25,8 +25,13 @@ class VllmAdapter(HttpAdapter):
         )
 
 
+# vLLM binds to wildcards and local sockets only and connects to any other address. A wildcard would offer everybody
+# on the network the tokens of all prompts.
+_EVENTS = "ipc://@shoal-kv-{port}"
+
+
 class Vllm:
-    traits = Traits(returns_token_ids=True, publishes=True)
+    traits = Traits(returns_token_ids=True, publishes=True, events_address=_EVENTS)
 
     def command(self, order: Order) -> Command:
         pool, layout = order.pool, order.pool.layout
@@ -44,7 +49,7 @@ class Vllm:
             events = {
                 "enable_kv_cache_events": True,
                 "publisher": "zmq",
-                "endpoint": f"tcp://127.0.0.1:{order.events_port}",
+                "endpoint": _EVENTS.format(port=order.events_port),
                 "replay_endpoint": f"tcp://127.0.0.1:{order.events_port + 1}",
             }
             argv += ["--kv-events-config", msgspec.json.encode(events).decode()]
