@@ -110,10 +110,8 @@ class Pool:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        self._threads = 1
 
     def follow(self) -> None:
         threads = torch.get_num_threads()
-        if threads != self._threads:
-            self._threads = threads
+        if threads != self._library.shoal_pool_threads():
             self._library.shoal_pool(threads, int(SPIN_SECONDS * 1e9))
