@@ -170,6 +170,6 @@ def test_a_missing_expert_is_named_by_the_rank_that_has_it(tmp_path: Path) -> No
 
 def test_other_formats_are_refused_with_those_that_are_read(tmp_path: Path) -> None:
     save_tiny(BY_NAME["mixtral"].model(), tmp_path)
-    declare(tmp_path, quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 128})
-    with pytest.raises(UnsupportedModel, match=r"'int4'; it reads .* dequantizes gguf, mxfp4, fp8_block"):
+    declare(tmp_path, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
+    with pytest.raises(UnsupportedModel, match=r"'nf4'; it reads .* dequantizes gguf, mxfp4, fp8_block"):
         build_model(load_model_spec(tmp_path), torch.float32, CPU)

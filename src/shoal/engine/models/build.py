@@ -10,8 +10,8 @@ from shoal.engine.models.names import ARCHITECTURES
 from shoal.engine.parallel.mesh import Mesh
 from shoal.specs.model import FfnSpec, LayerSpec, ModelSpec
 
-_DEQUANTIZED = ("gguf", "mxfp4", "fp8_block")
-"""Methods whose weights are read, and computed with in the compute dtype."""
+_DEQUANTIZED = ("gguf", "mxfp4", "fp8_block", "fp8_channel", "int8", "int4", "int4_symmetric")
+"""Methods whose weights are read, and computed with in the compute dtype, or in what `--quantize` says."""
 
 
 class UnsupportedModel(EngineError):

@@ -3,31 +3,27 @@
     experts.gate_up_proj          [E, H, 2·I]         a matrix an expert: experts.3.gate_proj.weight [I, H]
     experts.gate_up_proj_blocks   [E, 2·I, H/32, 16]  the same, MXFP4 (gpt-oss; gate and up rows alternate)
     q_proj.weight, q_proj.weight_scale_inv            a matrix: float8 in blocks of 128 × 128 (DeepSeek-V3)
+    whole numbers: see `integers`
 
 Nothing is converted before it is asked for, and of a stack only the expert, rows and columns that are.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from shoal.engine.weights.errors import WeightsError
+from shoal.engine.weights.integers import integer_recipes
 from shoal.engine.weights.mxfp4 import GROUP, dequantize_mxfp4
+from shoal.engine.weights.recipe import Recipe
 from shoal.engine.weights.source import Ranges, WeightSource
 
 FP8_BLOCK = 128
 """Rows and columns that share a scale (DeepSeek-V3's README_WEIGHTS)."""
 _SCALE = "_scale_inv"
 _STACK = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)(_bias|_blocks|_scales)?$")
-
-
-@dataclass(frozen=True, slots=True)
-class _Recipe:
-    shape: tuple[int, ...]
-    read: Callable[[Ranges], Tensor]
 
 
 def as_published(source: WeightSource) -> WeightSource:
@@ -42,10 +38,10 @@ def as_published(source: WeightSource) -> WeightSource:
 class PublishedSource:
     """See `as_published`."""
 
-    def __init__(self, source: WeightSource, recipes: dict[str, dict[str, _Recipe]]) -> None:
+    def __init__(self, source: WeightSource, recipes: dict[str, dict[str, Recipe]]) -> None:
         """`recipes`: by name in the source, what is made of it (nothing, of scales)."""
         self._source = source
-        self._recipes: dict[str, _Recipe] = {}
+        self._recipes: dict[str, Recipe] = {}
         self._names: list[str] = []
         for name in source.names():
             made = recipes.get(name)
@@ -79,9 +75,9 @@ class PublishedSource:
             yield name, self.read(name)
 
 
-def _recipes(source: WeightSource) -> dict[str, dict[str, _Recipe]]:
+def _recipes(source: WeightSource) -> dict[str, dict[str, Recipe]]:
     names = dict.fromkeys(source.names())
-    made: dict[str, dict[str, _Recipe]] = {}
+    made = integer_recipes(source, names)
     for name in names:
         match = _STACK.match(name)
         if match is not None:
@@ -98,7 +94,7 @@ def _recipes(source: WeightSource) -> dict[str, dict[str, _Recipe]]:
 
 def _unstacked(
     source: WeightSource, name: str, prefix: str, part: str, kind: str | None, names: dict[str, None]
-) -> dict[str, _Recipe]:
+) -> dict[str, Recipe]:
     """One tensor an expert and projection of a stack."""
     shape = source.shape(name)
     if kind in ("_blocks", "_scales"):
@@ -121,7 +117,7 @@ def _unstacked(
 
 def _of_stack(
     source: WeightSource, name: str, kind: str | None, shape: tuple[int, ...], expert: int, first: int, step: int
-) -> _Recipe:
+) -> Recipe:
     """Every `step`-th output of one expert, from `first` on."""
     one = range(expert, expert + 1)
 
@@ -147,13 +143,13 @@ def _of_stack(
         return values[:, skipped : skipped + len(columns)]
 
     if kind == "_bias":
-        return _Recipe((shape[1] // step,), bias)
+        return Recipe((shape[1] // step,), bias)
     if kind == "_blocks":
-        return _Recipe((shape[1] // step, shape[2] * GROUP), packed)
-    return _Recipe((shape[2] // step, shape[1]), plain)
+        return Recipe((shape[1] // step, shape[2] * GROUP), packed)
+    return Recipe((shape[2] // step, shape[1]), plain)
 
 
-def _fp8(source: WeightSource, name: str) -> _Recipe:
+def _fp8(source: WeightSource, name: str) -> Recipe:
     shape, scales = source.shape(name), source.shape(name + _SCALE)
     if len(shape) != 2 or scales != tuple(-(-extent // FP8_BLOCK) for extent in shape):
         raise WeightsError(
@@ -169,4 +165,4 @@ def _fp8(source: WeightSource, name: str) -> _Recipe:
             scale = scale.narrow(dimension, own.start - block.start * FP8_BLOCK, len(own))
         return values * scale
 
-    return _Recipe(shape, read)
+    return Recipe(shape, read)
