@@ -205,7 +205,8 @@ class CausalLM(nn.Module):
     def _stack_of(self, kv: KvCache) -> Stack | None:
         """All layers in one call of the kernels, if they have one; made when weights and cache are there."""
         if self._stack is None or self._stack[0] is not kv:
-            layers = [layer.dense(rope) for layer, rope in zip(self.layers, self.rope_of_layer, strict=True)]
+            pairs = zip(self.layers, self.rope_of_layer, strict=True)
+            layers = [layer.dense(rope) if isinstance(layer, DecoderLayer) else None for layer, rope in pairs]
             known = [layer for layer in layers if layer is not None]
             made = None
             if ops.KERNELS.stack is not None and len(known) == len(layers):
