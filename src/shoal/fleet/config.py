@@ -94,6 +94,15 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def count(self) -> int:
         return len(self.urls) or self.replicas
 
+    def same_at(self, other: "Pool", url: str) -> bool:
+        """Whether the replica that runs at `url` is to be known alike by both."""
+        plain = {"replicas": 0, "urls": (), "kv_events_urls": ()}
+        alike = msgspec.structs.replace(self, **plain) == msgspec.structs.replace(other, **plain)
+        return alike and self._events_at(url) == other._events_at(url)
+
+    def _events_at(self, url: str) -> str | None:
+        return dict(zip((u.rstrip("/") for u in self.urls), self.kv_events_urls, strict=False)).get(url)
+
     def same_replicas(self, other: "Pool") -> bool:
         """Whether a replica of one would serve as one of the other: only their number differs."""
         return msgspec.structs.replace(self, replicas=0) == msgspec.structs.replace(other, replicas=0)

@@ -133,8 +133,10 @@ class Supervisor:
             await self._remove(gone, done)
             for name, pool in wanted.items():
                 old = before.get(name)
-                if old is not None and not old.same_replicas(pool):
-                    await self._renew(pool, done)
+                if pool.urls and old is not None and old.urls:
+                    await self._follow(pool, done)
+                elif old is not None and not old.same_replicas(pool):
+                    await self._renew(pool, self._of(pool), done)
                 await self._resize(pool, done)
             return done
 
@@ -143,14 +145,22 @@ class Supervisor:
         async with self._changing:
             done = Applied()
             for pool in self._config.pools:
-                await self._renew(pool, done)
+                await self._renew(pool, self._of(pool), done)
             return done
 
     def _of(self, pool: Pool) -> list[Unit]:
         return [unit for unit in self.units if unit.pool.name == pool.name]
 
-    async def _renew(self, pool: Pool, done: Applied) -> None:
-        old = self._of(pool)
+    async def _follow(self, pool: Pool, done: Applied) -> None:
+        """Replicas that run elsewhere: those that are named now come before those that no longer are go."""
+        named = {url.rstrip("/") for url in pool.urls}
+        here = {unit.url for unit in self._of(pool)}
+        await asyncio.gather(*(self._grow(pool, done) for _ in named - here))
+        await self._remove([unit for unit in self._of(pool) if unit.url not in named], done)
+        stale = [u for u in self._of(pool) if u.url is not None and not u.pool.same_at(pool, u.url)]
+        await self._renew(pool, stale, done)
+
+    async def _renew(self, pool: Pool, old: list[Unit], done: Applied) -> None:
         for unit in old[: pool.count]:
             if self._closed:
                 return
