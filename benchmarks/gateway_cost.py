@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import contextlib
 import multiprocessing as mp
-import os
 import time
 from multiprocessing.connection import Connection
 from typing import cast
@@ -104,14 +103,6 @@ async def serve_gateway(ports: list[int], pipe: Connection, policy: str) -> None
     loop = asyncio.get_running_loop()
     # CPU time of this process, whenever it is asked for.
     loop.add_reader(pipe.fileno(), lambda: pipe.send(time.process_time()) if pipe.recv() else None)
-    if os.environ.get("PROFILE"):
-        import cProfile
-
-        profile = cProfile.Profile()
-        profile.enable()
-        loop.call_later(
-            float(os.environ["PROFILE"]), lambda: (profile.disable(), profile.dump_stats("/tmp/gateway.prof"))
-        )
     await serving
 
 
