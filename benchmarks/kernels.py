@@ -8,9 +8,9 @@ Limits are measured first, with the same threads:
     int8     byte multiplies on registers alone, in a loop of the compiled library
     fp32     the best that torch's matrix product reaches
 
-A product of R rows reads its weights once (bytes ÷ memory limit) and does 2 · R · in · out operations (÷ int8 limit);
-the larger of the two times is the least it can take, and the share is that time ÷ the measured one. Weights of
-several layers are gone through in turn, so that those of one row come from memory and not from the cache. A small
+A product of R rows reads its weights once (bytes ÷ memory limit) and does 2 · R · in · out operations (÷ int8
+limit); the larger of the two times is the least it can take, and the share is that time ÷ the measured one. Weights
+of several layers are gone through in turn, so that those of one row come from memory and not from the cache. A small
 model's may still partly lie in a large last-level cache; the share is then above what memory alone would allow.
 Figures are medians of repetitions.
 """
@@ -75,10 +75,13 @@ def seconds(call: Callable[[], object], least: float, repeats: int = 5) -> float
     return statistics.median(times)
 
 
-def limits(least: float) -> Limits:
+def _memory(least: float) -> float:
     block = torch.ones(128 << 20, dtype=torch.int32)
-    memory = block.nbytes / seconds(lambda: block.sum(dtype=torch.int32), least, 3)
-    del block
+    return block.nbytes / seconds(lambda: block.sum(dtype=torch.int32), least, 3)
+
+
+def limits(least: float) -> Limits:
+    memory = _memory(least)
     found = backend()
     if found.library is None:
         raise SystemExit(f"nothing to measure: {found.detail}")
@@ -109,7 +112,8 @@ def measured(kind: str, rows: int, inputs: int, outputs: int, least: float) -> t
         scheme: Scheme = "int8" if kind == "int8" else "int4"
         first = QuantizedWeight.of(scheme, torch.randn(outputs, inputs))
         turn = Turn(
-            lambda: QuantizedWeight(scheme, first.codes.clone(), first.scales.clone(), outputs, inputs), first.nbytes
+            lambda: QuantizedWeight(scheme, first.codes.clone(), first.scales.clone(), outputs, inputs),
+            first.nbytes,
         )
 
         def product() -> object:
@@ -146,7 +150,8 @@ def main() -> None:
     facts.append(
         (
             "limits",
-            f"memory {limit.memory / 1e9:.1f} GB/s, int8 {limit.int8 / 1e9:.0f} GOP/s, fp32 {limit.fp32 / 1e9:.0f} GOP/s",
+            f"memory {limit.memory / 1e9:.1f} GB/s, int8 {limit.int8 / 1e9:.0f} GOP/s, "
+            f"fp32 {limit.fp32 / 1e9:.0f} GOP/s",
         )
     )
     rows_list = [1, 32, 512] if asked.quick else [int(r) for r in asked.rows.split(",")]

@@ -3,11 +3,11 @@
     python benchmarks/quality_peers.py [--model smollm2-135m] [--prompts N] [--noise 0.0] [--append FILE]
 
 llama.cpp's own code does the rounding (its shared library inside the xllamacpp wheel, by ctypes; found by
---llamacpp-library or BENCH_LLAMACPP_LIBRARY). Its matrices are dequantized and run in float32, so that its figures are
-of weights alone; Shoal's include its rounded activations. Embedding and head are Q8_0 or Shoal's eight bits.
+--llamacpp-library or BENCH_LLAMACPP_LIBRARY). Its matrices are dequantized and run in float32, so that its figures
+are of weights alone; Shoal's include its rounded activations. Embedding and head are Q8_0 or Shoal's eight bits.
 
-Q4_K takes super-blocks of 256 inputs. Where a row is no multiple of that, llama.cpp falls back to Q5_0 (`q4_k`); here
-`q4_k flat` also takes rows one after another, in super-blocks that cross from one to the next.
+Q4_K takes super-blocks of 256 inputs. Where a row is no multiple of that, llama.cpp falls back to Q5_0 (`q4_k`);
+`q4_k flat` takes rows one after another, in super-blocks that cross from one to the next.
 
 A checkpoint that is quantized already has too few levels to tell: --noise 0.1 adds normal noise of a tenth of each
 row's standard deviation to all matrices first, for the reference and everyone alike.
@@ -113,7 +113,8 @@ def main() -> None:
 
         model.load(tensors(path, asked.noise, change))
         return Scorer(
-            LoadedRank(first.options, first.mesh, spec, model, None, first.dtype, first.device, first.budget), asked.length
+            LoadedRank(first.options, first.mesh, spec, model, None, first.dtype, first.device, first.budget),
+            asked.length,
         )
 
     windows = list(windows_of(passages(), tokenizer, asked.length, asked.prompts))
@@ -126,7 +127,9 @@ def main() -> None:
         print(lines[-1], flush=True)
         del other
     facts = [*describe(), ("command", shlex.join(["python", *sys.argv])), ("noise", str(asked.noise))]
-    facts.append(("full precision", f"perplexity {quality.reference_perplexity:.3f} at {quality.positions} positions"))
+    facts.append(
+        ("full precision", f"perplexity {quality.reference_perplexity:.3f} at {quality.positions} positions")
+    )
     print("\n" + "\n".join(f"{n}: {v}" for n, v in facts) + "\n\n" + "\n".join(lines))
     if asked.append:
         append(asked.append, f"Quality, {facts[0][1][:10]}", facts, "\n".join(lines))

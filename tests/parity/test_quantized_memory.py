@@ -98,7 +98,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("scheme", ["int8", "int4"])
 def test_the_peak_is_little_more_than_what_stays(checkpoint: Path, scheme: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROBE, str(checkpoint), scheme], capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, "-c", PROBE, str(checkpoint), scheme],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

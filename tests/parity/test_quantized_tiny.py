@@ -1,4 +1,4 @@
-"""Whole models with weights of eight and four bits: the kernels beside the plain-torch ops, and beside full precision."""
+"""Whole models with weights of eight and four bits: kernels beside plain torch, and beside full precision."""
 
 from pathlib import Path
 
@@ -12,7 +12,10 @@ from shoal import LLM
 from shoal.engine import ops
 from shoal.engine.errors import InvalidOption
 from shoal.engine.kv import KvCache
+from shoal.engine.layers.attention import Attention
+from shoal.engine.layers.mlp import GatedMlp
 from shoal.engine.models import CausalLM, build_model
+from shoal.engine.models.decoder import DecoderLayer
 from shoal.engine.models.quantize import quantize_model
 from shoal.engine.ops.kernels import REFERENCE
 from shoal.engine.ops.quantized import QuantizedWeight, Scheme
@@ -64,13 +67,19 @@ def test_kernels_and_plain_torch_give_the_same_logits(
 def test_what_is_held_in_fewer_bits(tmp_path: Path) -> None:
     path = save_tiny(TINY["llama-tied"].model(), tmp_path)
     model = opened(path, "int4").model
-    assert model.embedding is not None and model.head is not None
+    assert model.embedding is not None
+    assert model.head is not None
     shared = model.embedding.weight
-    assert isinstance(shared, QuantizedWeight) and shared.scheme == "int8"
+    assert isinstance(shared, QuantizedWeight)
+    assert shared.scheme == "int8"
     assert model.head.weight is shared, "a tied head has no memory of its own"
     layer = model.layers[0]
-    for part in (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down):  # type: ignore[union-attr]
-        assert isinstance(part.weight, QuantizedWeight) and part.weight.scheme == "int4"
+    assert isinstance(layer, DecoderLayer)
+    assert isinstance(layer.attention, Attention)
+    assert isinstance(layer.mlp, GatedMlp)
+    for part in (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down):
+        assert isinstance(part.weight, QuantizedWeight)
+        assert part.weight.scheme == "int4"
     assert not any(isinstance(p, torch.nn.Parameter) and p.dim() == 2 for p in model.parameters())
 
 
@@ -81,9 +90,7 @@ def test_the_engine_serves_it(tmp_path: Path) -> None:
     prompts = prompts_for(tiny, 4, 8)
     answers = []
     for budget in (512, 16):
-        with LLM(
-            str(tmp_path), quantize="int8", threads=1, num_blocks=200, max_num_batched_tokens=budget
-        ) as llm:
+        with LLM(str(tmp_path), quantize="int8", threads=1, num_blocks=200, max_num_batched_tokens=budget) as llm:
             answers.append(greedy(llm, prompts, 8))
             answers.append([greedy(llm, [prompt], 8)[0] for prompt in prompts])
     assert all(answer == answers[0] for answer in answers[1:])

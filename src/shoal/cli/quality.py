@@ -1,4 +1,4 @@
-"""`shoal quality MODEL --quantize int8`: what fewer bits do to a model's answers, and whether that is good enough."""
+"""`shoal quality MODEL --quantize int8`: what fewer bits do to a model's answers, and whether that will do."""
 
 from __future__ import annotations
 
@@ -19,13 +19,17 @@ def quality(
     ] = "smollm2-135m",
     quantize: Annotated[str | None, typer.Option(help="int8 or int4.")] = None,
     kv_dtype: Annotated[str, typer.Option(help="How keys and values are kept: auto or int8.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="What the quantized model computes in: auto, float32, bfloat16.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="What the quantized model computes in: auto, float32, bfloat16.")
+    ] = "auto",
     text: Annotated[
         Path | None,
         typer.Option(help="UTF-8 text to measure on, an empty line between passages; default: built-in prose."),
     ] = None,
     length: Annotated[int, typer.Option(min=8, help="Tokens of a prompt.")] = 128,
-    prompts: Annotated[int | None, typer.Option(min=1, help="Prompts at most; default: all that the text gives.")] = None,
+    prompts: Annotated[
+        int | None, typer.Option(min=1, help="Prompts at most; default: all that the text gives.")
+    ] = None,
     worst: Annotated[int, typer.Option(min=0, help="Prompts to show, those that changed most.")] = 3,
     max_perplexity_increase: Annotated[
         float | None, typer.Option(min=0, help="Percent; more fails (exit code 1).")
@@ -33,7 +37,8 @@ def quality(
     max_kl: Annotated[float | None, typer.Option(min=0, help="Mean KL in nats; more fails.")] = None,
     max_kl_p99: Annotated[float | None, typer.Option(min=0, help="Its 99th percentile; more fails.")] = None,
     min_agreement: Annotated[
-        float | None, typer.Option(min=0, max=100, help="Percent of positions whose likeliest token stays; less fails.")
+        float | None,
+        typer.Option(min=0, max=100, help="Percent of positions whose likeliest token stays; less fails."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     threads: Annotated[int | None, typer.Option(min=1, help="Compute threads.")] = None,
@@ -103,7 +108,9 @@ def show(found: Quality, worst: int) -> None:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("positions", f"{found.positions:,} in {len(found.windows)} prompts")
     change = f"{found.perplexity_increase:+.2%}"
-    table.add_row("perplexity", f"{found.perplexity:.3f}, full precision {found.reference_perplexity:.3f} ({change})")
+    table.add_row(
+        "perplexity", f"{found.perplexity:.3f}, full precision {found.reference_perplexity:.3f} ({change})"
+    )
     table.add_row(
         "KL (nats)",
         f"mean {found.kl_mean:.5f}, median {found.kl_p50:.5f}, p99 {found.kl_p99:.5f}, max {found.kl_max:.5f}",

@@ -192,8 +192,8 @@ def _quantile(ordered: Tensor, share: float) -> float:
 def windows_of(
     texts: Sequence[str], tokenizer: Tokenizer, length: int, most: int | None
 ) -> Iterator[tuple[str, list[int]]]:
-    """Texts cut into windows of `length` tokens, each begun as a prompt is; what is left of a text counts if it is at
-    least a quarter of that.
+    """Texts cut into windows of `length` tokens, each begun as a prompt is; what is left of a text counts if it is
+    at least a quarter of that.
     """
     made = 0
     for text in texts:

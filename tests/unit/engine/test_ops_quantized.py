@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType, dequantize, quantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -49,7 +50,8 @@ def test_rows_set_in_any_pieces_are_the_same_matrix(scheme: Scheme) -> None:
     whole, pieced = QuantizedWeight.of(scheme, weight), QuantizedWeight.empty(scheme, 53, 70)
     for start, end in ((0, 3), (3, 19), (19, 32), (32, 48), (48, 53)):
         pieced.set_rows(weight[start:end], start)
-    assert torch.equal(whole.codes, pieced.codes) and torch.equal(whole.scales, pieced.scales)
+    assert torch.equal(whole.codes, pieced.codes)
+    assert torch.equal(whole.scales, pieced.scales)
     rows = torch.tensor([52, 0, 17])
     assert torch.equal(whole.dequantized(rows), whole.dequantized()[rows])
 
@@ -98,7 +100,8 @@ def test_kernels_agree_with_the_reference(
     expected = REFERENCE.quantized_linear(x, weight, b, gate)
     for kind in backend().kinds:
         found = select_kernels(f"native-{kind}").quantized_linear(x, weight, b, gate)
-        assert found.dtype == dtype and found.shape == (rows, outputs)
+        assert found.dtype == dtype
+        assert found.shape == (rows, outputs)
         if gate is not None or dtype == torch.bfloat16:
             # The gate's own rounding may move a number to the next step.
             torch.testing.assert_close(found.float(), expected.float(), rtol=2e-2, atol=_loose(expected))
@@ -121,7 +124,9 @@ def test_extreme_rows(kernels: Kernels, scheme: Scheme) -> None:
     x[5, 17], x[6, 3] = torch.nan, torch.inf
     found = kernels.quantized_linear(x, weight)
     close(found, REFERENCE.quantized_linear(x, weight))
-    assert found[5:7].isnan().all() and found[:5].isfinite().all() and found[7:].isfinite().all()
+    assert found[5:7].isnan().all()
+    assert found[:5].isfinite().all()
+    assert found[7:].isfinite().all()
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -131,7 +136,9 @@ def test_a_row_is_the_same_bits_in_any_batch(kernels: Kernels, scheme: Scheme) -
     x = torch.randn(67, 300, generator=rng)
     together = kernels.quantized_linear(x, weight)
     for first, count in product((0, 5, 64), (1, 2, 3)):
-        assert torch.equal(kernels.quantized_linear(x[first : first + count], weight), together[first : first + count])
+        assert torch.equal(
+            kernels.quantized_linear(x[first : first + count], weight), together[first : first + count]
+        )
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -148,3 +155,17 @@ def test_experts(kernels: Kernels, scheme: Scheme, counts: tuple[int, ...]) -> N
 def test_counts_that_are_not_of_the_rows_are_refused(kernels: Kernels) -> None:
     with pytest.raises(ValueError, match="counts that sum to 3"):
         kernels.quantized_experts(torch.zeros(2, 32), (1, 2), QuantizedWeight.empty("int8", 16, 32, slots=2))
+
+
+def test_codes_of_gguf_files_come_back() -> None:
+    """Q8_0 and Q4_1 have the groups that are used here: rounding what they stand for finds their codes again."""
+    values = torch.randn(32, 96, generator=torch.Generator().manual_seed(6)).numpy()
+    kinds: tuple[tuple[GGMLQuantizationType, Scheme], ...] = (
+        (GGMLQuantizationType.Q8_0, "int8"),
+        (GGMLQuantizationType.Q4_1, "int4"),
+    )
+    for kind, scheme in kinds:
+        stored = torch.from_numpy(dequantize(quantize(values, kind), kind)).view(32, 96)
+        torch.testing.assert_close(QuantizedWeight.of(scheme, stored).dequantized(), stored, rtol=0, atol=2e-3)
+        if scheme == "int8":
+            assert torch.equal(QuantizedWeight.of(scheme, stored).dequantized(), stored)

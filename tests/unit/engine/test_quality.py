@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from shoal.engine.quality import Bounds, Positions, Quality, summarize
 from shoal.engine.quality_text import PASSAGES, passages
 
@@ -28,7 +29,8 @@ def test_figures() -> None:
     assert (found.kl_p50, found.kl_p99, found.kl_max) == (0.0, 0.5, 2.0)
     assert found.agreement == pytest.approx(0.99)
     assert [window.text for window in found.worst(1)] == ["moved"]
-    assert found.windows[1].agreement == 0.5 and found.windows[1].kl_mean == pytest.approx(1.25)
+    assert found.windows[1].agreement == 0.5
+    assert found.windows[1].kl_mean == pytest.approx(1.25)
 
 
 def test_bounds_that_hold_and_that_do_not() -> None:

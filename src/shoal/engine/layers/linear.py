@@ -17,7 +17,6 @@ from shoal.engine.ops.quantized import PANEL, QuantizedRows, QuantizedWeight, Sc
 from shoal.engine.ops.reference_quantized import Gate
 from shoal.engine.parallel.group import Group
 
-
 Weight = nn.Parameter | QuantizedWeight
 
 
@@ -37,14 +36,17 @@ def quantized(weight: Weight, scheme: Scheme) -> Weight:
 
 def replace_weight(module: nn.Module, weight: Weight) -> None:
     """A module's `weight`, whichever kind it was: PyTorch lets nothing but a parameter take a parameter's name."""
-    if "weight" in module._parameters:
-        del module._parameters["weight"]
-    module.weight = weight
+    module._parameters.pop("weight", None)
+    setattr(module, "weight", weight)  # noqa: B010  # the module's declared type is PyTorch's
 
 
 def rows_of(weight: Weight, start: int, count: int) -> Place:
     """Some outputs, to be filled."""
-    return QuantizedRows(weight, start, count) if isinstance(weight, QuantizedWeight) else weight.narrow(0, start, count)
+    return (
+        QuantizedRows(weight, start, count)
+        if isinstance(weight, QuantizedWeight)
+        else weight.narrow(0, start, count)
+    )
 
 
 class Linear(nn.Module):

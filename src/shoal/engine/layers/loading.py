@@ -32,7 +32,7 @@ class Span:
 
 
 PIECE = 1 << 20
-"""Numbers of a matrix that are read in one go: what is read and not yet converted is in memory besides the model."""
+"""Numbers of a matrix that are read in one go: until they are converted they are in memory besides the model."""
 PIECE_ROWS = 768
 """Pieces are of multiples of so many rows: whole heads of any common width (64, 96, 128, 256)."""
 

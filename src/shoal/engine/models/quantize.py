@@ -1,5 +1,5 @@
-"""Fewer bits for a model's matrices: said after it is built and before it is loaded, so that every matrix is rounded
-as it is read and never in memory twice.
+"""Fewer bits for a model's matrices: said after it is built and before it is loaded, so that every matrix is
+rounded as it is read and never in memory twice.
 
 Linear layers and experts get the scheme; the embedding and the head, where a row or an output stands for a token,
 eight bits. Norms, biases, routers and the up-projection that latent attention absorbs stay as they are.

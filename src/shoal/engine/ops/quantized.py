@@ -3,8 +3,8 @@
     int8   weight ≈ scale[o, g] · code[o, i],                  codes -127 … 127
     int4   weight ≈ scale[o, g] · code[o, i] + least[o, g],    codes 0 … 15
 
-A group g is 32 inputs of an output, and so are the groups that activations are rounded by: of a whole row, whose few
-largest numbers are dozens of times the others, too little would be left (docs/quantization.md has the figures).
+A group g is 32 inputs of an output, and so are the groups that activations are rounded by: of a whole row, whose
+few largest numbers are dozens of times the others, too little would be left (docs/quantization.md has the figures).
 
 Codes lie in panels of 16 outputs, as csrc/kernels/quantized.h says, from the moment they are made: a matrix is in
 memory once, whatever number it is multiplied with.
@@ -40,7 +40,7 @@ class QuantizedWeight:
     codes: Tensor
     """[slots, panels, inputs / 4, 16, 4] int8, or [slots, panels, inputs / 32, 4, 16, 4] uint8, two codes each."""
     scales: Tensor
-    """[slots, panels, inputs / 32, 1, 16] float16; of four bits [slots, panels, inputs / 32, 2, 16] with least values."""
+    """[slots, panels, inputs / 32, 1, 16] float16; of four bits [slots, panels, inputs / 32, 2, 16] with leasts."""
     outputs: int
     inputs: int
 

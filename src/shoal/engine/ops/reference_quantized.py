@@ -21,13 +21,13 @@ def quantized_linear(
     """As `reference.linear`, of rows of x that are rounded to bytes: groups of 32 to ±127 steps of their largest
     magnitude / 127.
 
-    With `gate`, of `reference.silu_mul(x)` or `gelu_mul(x)`. Steps of a group are added up exactly; a row with a number that
-    isn't finite gives a row of NaN.
+    With `gate`, of `reference.silu_mul(x)` or `gelu_mul(x)`. Steps of a group are added up exactly; a row with a
+    number that isn't finite gives a row of NaN.
     """
     if gate is not None:
         x = reference.silu_mul(x) if gate == "silu" else reference.gelu_mul(x)
     wide = F.pad(x.float(), (0, -weight.inputs % GROUP))
-    steps, scale = rounded(wide.unflatten(1, (wide.shape[1] // GROUP, GROUP)))
+    steps, scale = rounded(wide.view(len(wide), wide.shape[1] // GROUP, GROUP))
     out = _grouped(steps, scale[..., 0], weight)
     out = out.masked_fill(~x.float().isfinite().all(1, keepdim=True), torch.nan)
     return (out if bias is None else out + bias.float()).to(x.dtype)
@@ -45,7 +45,7 @@ def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _grouped(steps: Tensor, scale: Tensor, weight: QuantizedWeight) -> Tensor:
     """steps [T, groups, 32] worth scale [T, groups] each -> [T, out]."""
-    codes = weight.exact_codes().unflatten(1, steps.shape[1:])
+    codes = weight.exact_codes().view(weight.outputs, *steps.shape[1:])
     scales = weight.exact_scales()
     exact = torch.einsum("tgi,ogi->tgo", steps, codes)
     out = torch.einsum("tgo,tg,og->to", exact, scale, scales[:, 0])

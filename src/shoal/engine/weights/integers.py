@@ -4,8 +4,8 @@
                         weight_packed [out, in / 8] int32, weight_scale [out, in / group]: (code - 8) · scale
     GPTQ                qweight [in / 8, out] int32, qzeros [groups, out / 8], scales [groups, out], g_idx [in]:
                         (code - zero - 1) · scale; what is stored is the zero less one
-    AWQ                 qweight [in, out / 8] int32, qzeros [groups, out / 8], scales [groups, out]: (code - zero) · scale,
-                        eight outputs of a number in the order 0 2 4 6 1 3 5 7
+    AWQ                 qweight [in, out / 8] int32, qzeros [groups, out / 8], scales [groups, out]:
+                        (code - zero) · scale, eight outputs of a number in the order 0 2 4 6 1 3 5 7
 
 Eight codes of four bits lie in an int32, the first in its lowest bits.
 """
@@ -37,10 +37,10 @@ def integer_recipes(source: WeightSource, names: Mapping[str, None]) -> dict[str
             made[name] = {}
             made[f"{stem}.weight"] = {f"{stem}.weight": _scaled(source, stem)}
         elif part == "weight_packed":
-            made |= dict.fromkeys(_needed(names, name, stem, "weight_scale", optional=("weight_shape",)), {})
+            made |= {key: {} for key in _needed(names, name, stem, "weight_scale", optional=("weight_shape",))}
             made[name] = {f"{stem}.weight": _packed(source, stem)}
         elif part == "qweight":
-            made |= dict.fromkeys(_needed(names, name, stem, "qzeros", "scales", optional=("g_idx",)), {})
+            made |= {key: {} for key in _needed(names, name, stem, "qzeros", "scales", optional=("g_idx",))}
             made[name] = {f"{stem}.weight": _grouped(source, stem, f"{stem}.g_idx" in names)}
     return made
 
@@ -58,9 +58,10 @@ def _scaled(source: WeightSource, stem: str) -> Recipe:
     shape, scales = source.shape(f"{stem}.weight"), source.shape(f"{stem}.weight_scale")
     if len(shape) != 2 or scales not in ((), (1,), (shape[0],), (shape[0], 1)):
         raise WeightsError(f"scales {scales} of a matrix {shape}; expected one, or one an output", tensor=stem)
+    by_output = scales[:1] == shape[:1]
 
     def read(ranges: Ranges) -> Tensor:
-        scale = source.read(f"{stem}.weight_scale", ranges[:1] if len(scales) and scales[0] > 1 else ())
+        scale = source.read(f"{stem}.weight_scale", ranges[:1] if by_output else ())
         return source.read(f"{stem}.weight", ranges).float() * scale.float().reshape(-1, 1)
 
     return Recipe(shape, read)
@@ -70,7 +71,9 @@ def _packed(source: WeightSource, stem: str) -> Recipe:
     shape, scales = source.shape(f"{stem}.weight_packed"), source.shape(f"{stem}.weight_scale")
     outputs, inputs = shape[0], shape[-1] * CODES
     if len(shape) != 2 or len(scales) != 2 or scales[0] != outputs or inputs % scales[1]:
-        raise WeightsError(f"codes {shape} with scales {scales}; expected [out, in / 8], [out, groups]", tensor=stem)
+        raise WeightsError(
+            f"codes {shape} with scales {scales}; expected [out, in / 8], [out, groups]", tensor=stem
+        )
     group = inputs // scales[1]
 
     def read(ranges: Ranges) -> Tensor:
@@ -125,7 +128,7 @@ def unpacked(numbers: Tensor, dimension: int) -> Tensor:
 
 
 def _awq(numbers: Tensor, rows: range) -> Tensor:
-    codes = unpacked(numbers, 1).unflatten(1, (-1, CODES))[..., list(_AWQ_ORDER)].flatten(1)
+    codes = unpacked(numbers, 1).view(*numbers.shape, CODES)[..., list(_AWQ_ORDER)].flatten(1)
     return _rows_of(codes, rows)
 
 
