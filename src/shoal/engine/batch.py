@@ -172,17 +172,19 @@ def _whole_batch(rows: _Rows, block_size: int, device: torch.device) -> Batch:
     bounds = np.zeros(len(rows.queries) + 1, dtype=np.int32)
     np.cumsum(rows.queries, out=bounds[1:])
     blocks = rows.tables[rows.owner, rows.positions // block_size].astype(np.int64)
-    on_host = (
-        rows.tokens,
-        rows.positions,
-        blocks * block_size + rows.positions % block_size,
-        bounds,
-        rows.contexts.astype(np.int32),
-        rows.tables,
-        rows.wanted,
-    )
+    slots = blocks * block_size + rows.positions % block_size
+
+    def tensor(array: npt.NDArray[np.integer]) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
     return Batch(
-        *(torch.from_numpy(array).to(device) for array in on_host),
+        tokens=tensor(rows.tokens),
+        positions=tensor(rows.positions),
+        slots=tensor(slots),
+        query_starts=tensor(bounds),
+        context_lengths=tensor(rows.contexts.astype(np.int32)),
+        block_tables=tensor(rows.tables),
+        logit_rows=tensor(rows.wanted),
         lengths=tuple(zip(rows.queries.tolist(), rows.contexts.tolist(), strict=True)),
     )
 

@@ -1,5 +1,6 @@
 """From options to a running replica: find the model, size its memory, read its weights."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from shoal.engine.models import build_model
 from shoal.engine.models.decoder import CausalLM
 from shoal.engine.models.overlap import settle_overlap
 from shoal.engine.models.quantize import quantize_model
+from shoal.engine.ops.native_library import backend
 from shoal.engine.options import EngineOptions
 from shoal.engine.parallel.mesh import Mesh, MeshSpec
 from shoal.engine.parallel.placement import held
@@ -35,6 +37,8 @@ from shoal.policy.experts import ExpertBalancer, initial_placement
 from shoal.specs import load_model_spec
 from shoal.specs.layout import Layout
 from shoal.specs.model import ModelSpec
+
+log = logging.getLogger("shoal.engine")
 
 
 def load_engine(options: EngineOptions, observer: Observer | None = None) -> tuple[EngineCore, Frontend]:
@@ -178,6 +182,8 @@ def load_worker(
     Raises UnsupportedModel, WeightsError or OutOfMemory.
     """
     device, dtype = torch.device(options.device), compute_dtype(options, spec)
+    if mesh.samples and device.type == "cpu" and backend().library is None:
+        log.warning("slower than it could be: no compiled kernels, because %s", backend().detail)
     limit = longest_context(spec)
     if options.max_model_len is not None and options.max_model_len > limit:
         raise InvalidOption("max_model_len", options.max_model_len, f"at most {limit}, the limit of {spec.name}")
