@@ -27,8 +27,13 @@ STEP = 4
 LARGEST = 127
 """-128 is not used: two products of two bytes then fit in 16 bits."""
 CODES = 15
+_SPANS = (1.0, 0.92, 0.84)
+_REFITS = 3
+"""With these, the mean error on normal numbers is that of llama.cpp's Q4_K, which has half a bit less a weight."""
+_NOTHING = 1e-8
+"""Of a group's squared range, what half precision's rounding of scales leaves behind."""
 _MOST_HALF = 65504.0
-_WORK = 1 << 18
+_WORK = 1 << 16
 """Numbers converted in one go, so that what is in fp32 meanwhile stays small."""
 
 
@@ -82,7 +87,8 @@ class QuantizedWeight:
         # The first piece ends where a panel does, so that all others are whole panels.
         first = min(len(weight), rows_at_once - start % PANEL)
         for begin, end in _pieces(len(weight), first, rows_at_once):
-            part = F.pad(weight[begin:end].float(), (0, -self.inputs % GROUP))
+            # With the last input again, which changes no group's range; activations have zeros there.
+            part = F.pad(weight[begin:end].float(), (0, -self.inputs % GROUP), mode="replicate")
             if self.scheme == "int8":
                 self._set_int8(part, start + begin)
             else:
@@ -97,14 +103,10 @@ class QuantizedWeight:
 
     def _set_int4(self, part: Tensor, start: int) -> None:
         grouped = part.view(len(part), -1, GROUP)
-        # The group that ends within the padding must not reach down to its zeros.
-        filled = grouped[..., : self.inputs % GROUP or GROUP][:, -1:]
-        least = torch.cat((grouped[:, :-1].amin(-1), filled.amin(-1)), 1).half()
-        most = torch.cat((grouped[:, :-1].amax(-1), filled.amax(-1)), 1)
-        scale = ((most - least.float()) / CODES).half()
-        divisor = scale.float().masked_fill(scale == 0, 1.0)[..., None]
-        steps = grouped.sub_(least.float()[..., None]).div_(divisor).round_().clamp_(0, CODES)
-        self.set_codes(steps.to(torch.uint8).view(len(part), -1), torch.stack((scale, least), 1), start)
+        scale, least = (x.half() for x in fitted(grouped))
+        steps = _codes(grouped, scale.float(), least.float())
+        both = torch.cat((scale, least), -1).transpose(1, 2)
+        self.set_codes(steps.to(torch.uint8).view(len(part), -1), both, start)
 
     def set_codes(self, codes: Tensor, scales: Tensor, start: int = 0) -> None:
         """Take outputs [start, start + n) of the only slot as they are: codes [n, in padded to 32], one a byte, and
@@ -174,6 +176,54 @@ class QuantizedRows:
         """Fewer outputs."""
         assert dimension == 0, "inputs of an output have scales in common"
         return type(self)(self.weight, self.start + start, length)
+
+
+def fitted(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale and least value [..., 1] of groups [..., 32]: sixteen levels that are near to them in the mean square.
+
+    From levels that span all of a group's range, and some less of it, each time: round to the nearest level, then
+    take the levels that fit those codes best, and again. The best outcome of a group counts.
+    """
+    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    spread = high - low
+    best: tuple[Tensor, Tensor, Tensor] | None = None
+    for share in _SPANS:
+        scale, least = spread * (share / CODES), low + spread * ((1 - share) / 2)
+        for _ in range(_REFITS if best is not None or not _exact(groups, scale, least) else 0):
+            scale, least = _refitted(groups, _codes(groups, scale, least))
+        error = (_codes(groups, scale, least) * scale + least - groups).square_().sum(-1, keepdim=True)
+        if best is None:
+            best = error, scale, least
+            if bool((error <= _NOTHING * spread.square()).all()):
+                break
+        else:
+            better = error < best[0]
+            best = (
+                torch.where(better, error, best[0]),
+                torch.where(better, scale, best[1]),
+                torch.where(better, least, best[2]),
+            )
+    assert best is not None
+    return best[1], best[2]
+
+
+def _exact(groups: Tensor, scale: Tensor, least: Tensor) -> bool:
+    """Whether groups lie on these levels already, as of a checkpoint that was rounded to such before."""
+    off = (_codes(groups, scale, least) * scale + least - groups).square_().sum(-1, keepdim=True)
+    return bool((off <= _NOTHING * (scale * CODES).square()).all())
+
+
+def _codes(groups: Tensor, scale: Tensor, least: Tensor) -> Tensor:
+    """The nearest of the levels, 0 … 15 as floats; a scale of 0 has one level."""
+    return ((groups - least) / scale.masked_fill(scale == 0, torch.inf)).round_().clamp_(0, CODES)
+
+
+def _refitted(groups: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
+    """The line through (code, number) of each group, by least squares."""
+    centred = codes - codes.mean(-1, keepdim=True)
+    spread = centred.square().sum(-1, keepdim=True)
+    scale = (centred * groups).sum(-1, keepdim=True) / spread.masked_fill(spread == 0, torch.inf)
+    return scale, groups.mean(-1, keepdim=True) - scale * codes.mean(-1, keepdim=True)
 
 
 def _pieces(total: int, first: int, step: int) -> list[tuple[int, int]]:
