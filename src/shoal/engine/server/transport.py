@@ -34,7 +34,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {ON_LOST: self._on_lost}  # type: ignore[typeddict-item]
+        self.scope["extensions"] = {ON_LOST: self._on_lost}  # type: ignore[dict-item]
 
     def _on_lost(self, callback: Callable[[], None] | None) -> None:
         self._lost = callback
