@@ -9,10 +9,10 @@ Limits are measured first, with the same threads:
     fp32     the best that torch's matrix product reaches
 
 A product of R rows reads its weights once (bytes ÷ memory limit) and does 2 · R · in · out operations (÷ int8
-limit); the larger of the two times is the least it can take, and the share is that time ÷ the measured one. Weights
-of several layers are gone through in turn, so that those of one row come from memory and not from the cache. A small
-model's may still partly lie in a large last-level cache; the share is then above what memory alone would allow.
-Figures are medians of repetitions.
+limit); the larger of the two times is the least it can take, and the share is that time ÷ the measured one.
+Weights of several layers are gone through in turn, so that those of one row come from memory and not from the
+cache. A small model's may still partly lie in a large last-level cache; the share is then above what memory
+alone would allow. Figures are medians of repetitions.
 """
 
 import argparse
