@@ -1,6 +1,6 @@
 """Dense layers one after another in one call of the compiled kernels: what they are, and how they are run.
 
-Between two kernels called from Python lie tens of microseconds; a decode step of a small model has hundreds of them.
+Between two kernels called from Python lie tens of microseconds, and a decode step of a small model has hundreds.
 Results are the same bits as those of the ops called one by one.
 """
 
