@@ -31,6 +31,7 @@ from shoal.bench.load import Load, Shape, at_times, made_up
 from shoal.bench.objectives import Objectives
 from shoal.bench.run import Runner, RunOptions, RunResult
 from shoal.bench.stats import ratio_estimate
+from shoal.bench.summary import summarize
 from shoal.bench.target import Target, TargetOptions
 
 DEADLINE = 120.0
@@ -70,17 +71,17 @@ class Bench:
         return await self.run(load, options)
 
     async def capacity(self, concurrency: int, ttft: float | None, tpot: float | None) -> Found:
-        """Targets not given: four times the median TTFT of an idle fleet, twice the median TPOT of a busy one."""
+        """Targets not given: 4 × the median TTFT of an idle fleet, 1.5 × the median TPOT of a busy one."""
         easy = await self.closed(2, self.seconds / 2)
         busy = await self.closed(concurrency, self.seconds)
-        done = [r for r in busy.measured if r.ok]
         firsts = [r.ttft for r in easy.measured if r.ttft is not None]
         others = [r.tpot for r in busy.measured if r.tpot is not None]
-        if not done or not firsts or not others:
+        capacity = summarize(busy).completed_rate
+        if not capacity or not firsts or not others:
             raise Absent("the fleet answered nothing in the closed loop")
         return Found(
-            len(done) / max(busy.window, 1e-9),
-            Objectives(ttft or 4 * float(np.median(firsts)), tpot or 2 * float(np.median(others))),
+            capacity,
+            Objectives(ttft or 4 * float(np.median(firsts)), tpot or 1.5 * float(np.median(others))),
         )
 
     async def rounds(self, found: Found, times: float, margin: float, rounds: int) -> None:
@@ -174,8 +175,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--times", type=float, default=2.0, help="of the capacity")
     parser.add_argument("--margin", type=float, default=0.85, help="of the targets, that the door is told")
     parser.add_argument("--ttft", type=float, help="target, s; default: four times the median without a queue")
-    parser.add_argument("--tpot", type=float, help="target, s; default: twice the median when busy")
-    parser.add_argument("--concurrency", type=int, default=8, help="that measures the capacity")
+    parser.add_argument("--tpot", type=float, help="target, s; default: 1.5 times the median when busy")
+    parser.add_argument("--concurrency", type=int, default=16, help="that measures the capacity")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--blocks", type=int, default=1200, help="of 16 tokens of KV a replica")

@@ -26,6 +26,7 @@ from routing_figures import brief, plot, table
 from shoal.bench.lengths import parse_lengths
 from shoal.bench.load import Load, Session, Shape, at_times, made_up
 from shoal.bench.run import Runner, RunOptions, RunResult
+from shoal.bench.summary import summarize
 from shoal.bench.target import Target, TargetOptions
 from shoal.bench.traces import Cut, trace_load
 from shoal.policy.routing.router import POLICIES
@@ -103,8 +104,7 @@ class Bench:
             load = setup.load(400 / setup.seconds, 0)
         result = await self.run(BASELINE, load, -1, concurrency=3 * setup.replicas)
         turns = load.requests / len(load.sessions)
-        done = [r for r in result.measured if r.ok]
-        return len(done) / max(result.window, 1e-9) / turns
+        return summarize(result).completed_rate / turns
 
     async def rounds(self, rate: float) -> None:
         for number in range(self.setup.rounds):
