@@ -143,10 +143,10 @@ def test_a_decode_replica_that_dies_is_gone_on_from_by_the_other(split: Served, 
             victims.append(response.headers["x-shoal-replica"])
             os.kill(split.replica(victims[0])["pid"], signal.SIGKILL)
 
-    streamed = split.stream(prompt, 200, kill_once, **sampling)
+    streamed = split.stream(prompt, 600, kill_once, **sampling)
     assert (streamed.status, streamed.done, streamed.error) == (200, True, None)
     assert victims[0].startswith("decode-")
-    assert streamed.text == expected(alone, prompt, 200, **sampling)
+    assert streamed.text == expected(alone, prompt, 600, **sampling)
     assert split.metric("shoal_fleet_continuations_total") >= 1
     eventually(lambda: split.whole(3), "it is back", 90)
 
