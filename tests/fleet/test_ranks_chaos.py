@@ -104,7 +104,7 @@ def inject(monkeypatch: pytest.MonkeyPatch, right: Right, seed: int) -> None:
     checkpoint, expected = right(model.name)
     expose_workers(monkeypatch, f"{kind} {rank} {step}")
     monkeypatch.setattr(executor_processes, "WORKER", "rank_workers:real")
-    core = start(checkpoint, rank_timeout=TIMEOUT, step_timeout=6.0, **layout)
+    core = start(checkpoint, rank_timeout=TIMEOUT, step_timeout=12.0, **layout)
     try:
         executor = core._executor
         assert isinstance(executor, ProcessExecutor)
@@ -116,7 +116,7 @@ def inject(monkeypatch: pytest.MonkeyPatch, right: Right, seed: int) -> None:
             assert (ending == "length") == (len(answer) == len(whole))
         assert core.dead is not None, f"the fault {kind} {rank} {step} was not noticed"
         assert re.match(rf"step \d+ failed: rank {rank} \([^)]*\) {KINDS[kind]}", core.dead)
-        assert time.monotonic() - begun < 30
+        assert time.monotonic() - begun < 60
         assert gone(pids)
         with pytest.raises(EngineDead):
             core.add(None)  # type: ignore[arg-type]

@@ -63,10 +63,10 @@ def test_bug_20_the_writer_is_not_blocked_by_a_rank_that_reads_nothing(monkeypat
     """A command larger than what a socket buffers, to a rank that is stopped."""
     with ranks(monkeypatch, worker="rank_hollow:hollow", tp=2, rank_timeout=TIMEOUT) as executor:
         executor.submit(command(0, entry(1, 2))).result(30)
-        os.kill(executor.pids[1], signal.SIGSTOP)
+        os.kill(executor.pids[0], signal.SIGSTOP)
         start = time.monotonic()
         future = executor.submit(command(1, entry(1, *range(70_000, 5_000_000))))
-        with pytest.raises(EngineDead, match=r"rank 1 \(tp 1 of 2\) is stopped"):
+        with pytest.raises(EngineDead, match=r"rank 0 \(tp 0 of 2\) is stopped"):
             future.result(TIMEOUT + 2)
         assert time.monotonic() - start < TIMEOUT + 5
         assert gone(executor.pids)

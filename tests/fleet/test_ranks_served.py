@@ -177,7 +177,7 @@ def test_ctrl_c_at_any_moment_of_a_served_start_up_leaves_nothing(
         try:
             time.sleep(after)  # the moment of the interrupt is what is tested
             process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=60)
+            _, said = process.communicate(timeout=120)
         finally:
             process.kill()
     assert process.returncode in (0, 130, -signal.SIGINT)

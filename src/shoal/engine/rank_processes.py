@@ -1,8 +1,8 @@
 """Rank processes, started here or connected from elsewhere: listened to, watched and ended by one thread.
 
-A failure, of whatever sort, takes one way: it is worded with the rank's name, every rank is killed and reaped, and
-only then is it told. Nothing is left behind even if this process is killed: ranks end with their parent, and their
-shared memory has no name.
+A failure, of whatever sort, takes one way: it is worded with the rank's name, every rank is killed, it is told, and
+they are reaped: on a machine without a free core that takes seconds, for which no request should wait. Nothing is
+left behind even if this process is killed: ranks end with their parent, and their shared memory has no name.
 """
 
 import contextlib
@@ -238,8 +238,9 @@ class RankProcesses:
 
     def _fail(self, reason: str, kind: str | None = None) -> None:
         self._failure = Failure(reason, kind)
-        self._kill()
+        self._strike()
         self._on_failure(self._failure)
+        self._kill()
 
     def _goodbye(self) -> None:
         """Ask all to stop and give them a moment."""
@@ -254,12 +255,16 @@ class RankProcesses:
                 if rank.process is not None:
                     rank.process.wait(max(0.0, deadline - time.monotonic()))
 
-    def _kill(self) -> None:
-        """End what still runs, reap it and close its link. A stopped process dies of SIGKILL too."""
+    def _strike(self) -> None:
+        """Kill what still runs. A stopped process dies of SIGKILL too."""
         for rank in self._ranks:
             if rank.process is not None and rank.process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
                     rank.process.send_signal(signal.SIGKILL)
+
+    def _kill(self) -> None:
+        """End what still runs, reap it and close its link."""
+        self._strike()
         for rank in self._ranks:
             try:
                 if rank.process is not None:
