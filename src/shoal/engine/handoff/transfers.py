@@ -8,6 +8,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -15,7 +16,7 @@ import msgspec
 from shoal.engine.core import EngineCore
 from shoal.engine.errors import EngineError
 from shoal.engine.handoff.exporter import Blocks, Exporter
-from shoal.engine.handoff.importer import fetch
+from shoal.engine.handoff.importer import Piece, fetch
 from shoal.engine.handoff.params import KvTransferParams, genuine
 from shoal.engine.handoff.wire import TransferError
 from shoal.engine.outputs import EngineStats, RequestOutput
@@ -93,9 +94,7 @@ class KvTransfers:
         )
         async with contextlib.aclosing(pieces):
             async for piece in pieces:
-                stored = await self._ask(
-                    lambda core, p=piece: core.import_blocks(request.prompt, hashes, p.first, p.count, p.data)
-                )
+                stored = await self._ask(partial(_store, request.prompt, hashes, piece))
                 if not stored:
                     raise TransferError("no KV memory is free")
                 self.imported += piece.count
@@ -134,3 +133,7 @@ class KvTransfers:
 
     async def close(self) -> None:
         await self.exporter.close()
+
+
+def _store(prompt: tuple[int, ...], hashes: list[bytes], piece: Piece, core: EngineCore) -> bool:
+    return core.import_blocks(prompt, hashes, piece.first, piece.count, piece.data)
