@@ -146,6 +146,10 @@ class LLM:
 
     def _abandon(self, request_ids: Sequence[str]) -> None:
         """Leave the engine usable after an interrupt: abort, and let the steps in flight end."""
+        if self._core.dead is not None:
+            # Nothing comes back any more, so sequences of lost steps would be waited for in vain.
+            self._core.fail_all(self._core.dead)
+            return
         for request_id in request_ids:
             self._core.abort(request_id)
         try:
