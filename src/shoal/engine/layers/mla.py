@@ -64,7 +64,9 @@ class LatentAttention(nn.Module):
             q = self.q_up(self.q_norm(self.q_down(x)))
         else:
             q = self.q_up(x)
-        q_plain, q_turned = q.view(rows, self.heads, -1).split((mla.qk_nope_dim, mla.qk_rope_dim), -1)
+        q_plain, q_turned = q.view(rows, self.heads, self.spec.head_dim).split(
+            (mla.qk_nope_dim, mla.qk_rope_dim), -1
+        )
         latent, k_turned = self.latent(x).split((mla.kv_lora_rank, mla.qk_rope_dim), -1)
         latent, k_turned = self.latent_norm(latent)[:, None], k_turned[:, None]
         if rotation is not None:
@@ -91,7 +93,5 @@ class LatentAttention(nn.Module):
         found["kv_b_proj.weight"] = Target(self.up, spans=(self.up_parts,))
         if self.q_down is None or self.q_norm is None:
             return found | self.q_up.targets({"q_proj": self.q_parts})
-        found |= self.q_down.targets({"q_a_proj": self.q_down.outputs}) | self.q_norm.targets(
-            "q_a_layernorm"
-        )
+        found |= self.q_down.targets({"q_a_proj": self.q_down.outputs}) | self.q_norm.targets("q_a_layernorm")
         return found | self.q_up.targets({"q_b_proj": self.q_parts})
