@@ -29,8 +29,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute dtype. `auto`: float32 on a CPU (bf16 has no fast path there), the checkpoint's own elsewhere."""
     kv_dtype: Literal["auto", "int8"] = "auto"
-    """How keys and values are kept. `auto`: in the compute dtype; `int8`: in ±127 steps of a scale a token and head,
-    a quarter of float32's memory, at a small loss (docs/benchmarks.md)."""
+    """How keys and values are kept. `auto`: in the compute dtype; `int8`: in ±127 steps of a scale a token and
+    head, a quarter of float32's memory, at a small loss (docs/benchmarks.md)."""
     quantize: Literal["int8", "int4"] | None = None
     """Hold matrices in fewer bits than the checkpoint has them in (docs/quantization.md); on a CPU."""
     device: str = "cpu"

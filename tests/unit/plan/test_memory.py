@@ -117,7 +117,7 @@ def test_stages_are_uneven_and_the_ends_hold_the_tables() -> None:
 
 
 def test_shoals_stages_are_those_that_its_engine_makes() -> None:
-    """A head as heavy as the layers leaves the last stage few of them; an engine that deals evenly doesn't see it."""
+    """A head as heavy as the layers leaves the last stage few of them; dealt evenly, it doesn't."""
     spec = replace(dense(10), vocab=20_000)
     by_cost = stages(spec, 2, load_catalog().engine("shoal").stages)
     assert by_cost == stage_layers(spec, 2)

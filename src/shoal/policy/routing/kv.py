@@ -160,7 +160,8 @@ class CombinedIndex:
 
     def chosen(self, request: RouteRequest, replica: str, now: float) -> None:
         self.approximate.chosen(request, replica, now)
-        self._soon.chosen(request, replica, now)
+        if request.tokens is not None:
+            self._soon.chosen(request, replica, now)
 
     def cleared(self, replica: str) -> None:
         """It says that it holds nothing."""
