@@ -30,7 +30,8 @@ def test_demo_prompt_then_serves_then_drains(tiny_model: Path) -> None:
         assert "tokens, first after" in text
         assert "tokens/s" in text
         assert "1,584 tokens (99 blocks of 16)" in text or "1,600 tokens (100 blocks of 16)" in text
-        assert '"path":"/v1/chat/completions","status":200' in text
+        logged = '"path":"/v1/chat/completions","status":200'
+        eventually(lambda: logged in "".join(server.output), "the request is in the log")
         body = {"model": "tiny", "prompt": "a", "max_tokens": 400, "ignore_eos": True}
         answers: list[httpx.Response] = []
         thread = threading.Thread(

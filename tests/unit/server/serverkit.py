@@ -13,6 +13,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from shoal.engine.errors import InvalidRequest
+from shoal.engine.handoff.params import KvTransferParams
 from shoal.engine.outputs import EngineStats, RequestOutput
 from shoal.engine.request import EngineRequest
 from shoal.engine.sampling.params import SamplingParams
@@ -107,7 +108,9 @@ class ScriptEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         output: Sequence[int] = (),
+        kv_transfer: KvTransferParams | None = None,
     ) -> EngineRequest:
+        assert kv_transfer is None
         if self.refuses is not None:
             raise self.refuses
         return EngineRequest(
