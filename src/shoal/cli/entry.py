@@ -29,8 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         # A thread blocked in a network read can't be interrupted, and a normal exit would wait for it.
         sys.stderr.flush()
         os._exit(code)
-    # Where Ctrl-C hit code made from a string (a dataclass, while importing), CPython notes it and under `-m` ends by
-    # the signal instead of by our code, handled or not. Running another string to its end takes the note back.
+    # Where Ctrl-C hit code made of a string (a dataclass, while importing), CPython notes it and, under `-m`, ends
+    # by the signal instead of by our code, handled or not. Running another string to its end takes the note back.
     exec("")
     sys.exit(code)
 
