@@ -24,6 +24,9 @@ from shoal.engine.parallel.shm_layout import SegmentLayout
 
 SMALL, LARGE = 16, 64 * 1024
 """Numbers of four bytes: almost nothing, and enough to see the bandwidth."""
+WORK = (1024, 1024)
+"""Of a product of matrix and vector, about half a millisecond: what a rank computes between two all-reduces. Ranks
+that do nothing else find each other awake, which in a step of a model they don't."""
 SECONDS = 0.4
 """Of each measurement, about."""
 
@@ -57,7 +60,14 @@ def probe(group: Group) -> dict[str, float]:
             group.recv(tuple(tensor.shape), torch.float32, 0)
             group.send(small, 0)
 
-    reduce = median(lambda: group.all_reduce(small), agree)
+    matrix, vector = torch.ones(WORK), torch.ones(WORK[1])
+
+    def work_then_reduce() -> None:
+        torch.mv(matrix, vector)
+        group.all_reduce(small)
+
+    alone = median(lambda: torch.mv(matrix, vector), agree)
+    reduce = max(1e-6, median(work_then_reduce, agree) - alone)
     back = median(lambda: there_and_back(small), agree)
     loaded = median(lambda: there_and_back(large), agree)
     return {"reduce": reduce, "send": back / 2, "bandwidth": large.nbytes / max(loaded - back, 1e-9)}
