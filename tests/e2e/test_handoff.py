@@ -15,7 +15,7 @@ from e2ekit import Running, eventually, running
 
 from shoal.engine.handoff.exporter import Exporter
 from shoal.engine.handoff.params import KvTransferParams, genuine, signed
-from shoal.engine.handoff.wire import HEADER_LIMIT, Fetch, Taken, encode
+from shoal.engine.handoff.wire import HEADER_LIMIT, Fetch, Taken, Wanted, encode
 from shoal.engine.options import EngineOptions
 from shoal.engine.server.state import ServerOptions
 
@@ -261,6 +261,7 @@ async def test_a_taker_that_breaks_off_may_come_again() -> None:
         for ends_well in (False, False, True):
             reader, writer = await asyncio.open_connection(*made.address)
             writer.write(encode(Fetch(params.remote_request_id or "", b"layout", 0)))
+            writer.write(encode(Wanted()))
             await reader.readuntil(Memory().read((1, 2, 3)))
             assert not released
             if ends_well:
@@ -276,6 +277,7 @@ async def test_the_clock_frees_no_blocks_that_are_being_sent() -> None:
         params = made.offer(_held())
         reader, writer = await asyncio.open_connection(*made.address)
         writer.write(encode(Fetch(params.remote_request_id or "", b"layout", 0)))
+        writer.write(encode(Wanted()))
         await reader.readuntil(Memory().read((1, 2, 3)))
         await _until(lambda: made._offers[params.remote_request_id].overdue)
         assert not released

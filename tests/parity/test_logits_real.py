@@ -1,4 +1,4 @@
-"""Real weights out of GGUF files, against Transformers reading the same files."""
+"""Real weights out of GGUF files, against Transformers reading the same files; Gemma takes a minute: slow."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.realmodel
 TOLERANCE = 1e-4
 
 
-@pytest.fixture(scope="module", params=["smollm2_path", "gemma3_path"])
+@pytest.fixture(scope="module", params=["smollm2_path", pytest.param("gemma3_path", marks=pytest.mark.slow)])
 def path(request: pytest.FixtureRequest) -> Path:
     return request.getfixturevalue(request.param)
 

@@ -21,6 +21,7 @@ from shoal.engine.handoff.wire import (
     Sending,
     Taken,
     TransferError,
+    Wanted,
     checksum,
     encode,
     receive,
@@ -156,9 +157,7 @@ class Exporter:
             return
         offer.sending += 1
         try:
-            await self._transfer(offer.held, max(0, fetch.skip), writer)
-            if not isinstance(await _expect(reader), Taken):
-                raise TransferError("the taker did not say that it has them")
+            await self._transfer(offer.held, max(0, fetch.skip), reader, writer)
             if self._end(fetch.request_id):
                 self.taken += 1
         finally:
@@ -166,15 +165,25 @@ class Exporter:
             if offer.overdue:
                 self._expire(fetch.request_id)
 
-    async def _transfer(self, held: HeldPrefix, skip: int, writer: asyncio.StreamWriter) -> None:
+    async def _transfer(
+        self, held: HeldPrefix, skip: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Returns once the taker has said that it needs them no more."""
         total = len(held.blocks)
         await _send(writer, encode(Sending(total, held.hashes[-1])))
+        answer = await _expect(reader)
+        if isinstance(answer, Taken):
+            return
+        if not isinstance(answer, Wanted):
+            raise TransferError(f"{type(answer).__name__} where blocks are wanted or not")
         step = max(1, CHUNK_BYTES // self._blocks.block_bytes)
         for first in range(skip, total, step):
             part = held.blocks[first : first + step]
             data = await asyncio.to_thread(self._blocks.read, part)
             await _send(writer, encode(Chunk(first, len(part), checksum(data))))
             await _send(writer, data)
+        if not isinstance(await _expect(reader), Taken):
+            raise TransferError("the taker did not say that it has them")
 
     async def close(self) -> None:
         """Stop listening, break off what is under way, release everything."""

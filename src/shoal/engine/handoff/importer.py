@@ -13,6 +13,7 @@ from shoal.engine.handoff.wire import (
     Sending,
     Taken,
     TransferError,
+    Wanted,
     checksum,
     encode,
     receive,
@@ -55,6 +56,7 @@ async def fetch(
             # Other tokens than those of this request: of no use, but the holder may let go of them.
             writer.write(encode(Taken()))
             raise TransferError("the blocks that are held are of another prompt")
+        writer.write(encode(Wanted()))
         place = skip
         while place < answer.blocks:
             async with asyncio.timeout(_READ_SECONDS):

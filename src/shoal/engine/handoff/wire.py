@@ -3,8 +3,12 @@
     taker                                             holder
     Fetch(request, layout, skip) ───────────────────►
                                  ◄─────────────────── Sending(blocks) | Refusing(reason)
+    Wanted() ───────────────────────────────────────►
                                  ◄─────────────────── Chunk(first, count, checksum), count · block bytes, …
     Taken() ────────────────────────────────────────► the blocks are released
+
+`Taken` instead of `Wanted` says that they are of no use: said into a stream of chunks that nobody reads, it would
+be lost with the connection.
 
 A header is a 32-bit length and msgpack, at most `HEADER_LIMIT` bytes; a chunk is as long as its count says.
 """
@@ -46,11 +50,15 @@ class Chunk(msgspec.Struct, frozen=True, tag=True):
     """CRC-32 of the bytes that follow."""
 
 
+class Wanted(msgspec.Struct, frozen=True, tag=True):
+    """Send them."""
+
+
 class Taken(msgspec.Struct, frozen=True, tag=True):
     """The taker needs the blocks no more."""
 
 
-Message = Fetch | Sending | Refusing | Chunk | Taken
+Message = Fetch | Sending | Refusing | Wanted | Chunk | Taken
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)
 
