@@ -20,6 +20,7 @@ const Kernels* kernels_of(int kind) {
     return kind >= 0 && kind < static_cast<int>(sizeof ALL / sizeof *ALL) ? ALL[kind] : nullptr;
 }
 
+// AVX-512 runs the 256-bit kernels: it has no others of these.
 const shoal::QuantizedKernels& quantized_of(int kind) {
 #if defined(__x86_64__)
     if (kind >= 1) return shoal::avx2_quantized;
@@ -38,21 +39,12 @@ int call(void (*kernel)(const Arguments&), const Arguments* arguments) noexcept 
     }
 }
 
-int stack_over(int kind, const shoal::Stack* stack, const shoal::Sums* sums) noexcept {
-    try {
-        const int missing = shoal::run_stack(*kernels_of(kind), quantized_of(kind), *stack, sums);
-        return missing < 0 ? 0 : 2 + missing;
-    } catch (const std::bad_alloc&) {
-        return 1;
-    }
-}
-
 }  // namespace
 
 extern "C" {
 
-// Changes whenever a struct of kernels.h does.
-int shoal_kernels_version() { return 3; }
+// Changes whenever a struct of kernels.h or a function of this file does.
+int shoal_kernels_version() { return 4; }
 
 // Null beyond the last kind.
 const char* shoal_kernels_name(int kind) {
@@ -91,12 +83,19 @@ int shoal_gated_product(int kind, const shoal::GatedProduct* a) { return call(ke
 int shoal_rope_write(int kind, const shoal::RopeWrite* a) { return call(kernels_of(kind)->rope_write, a); }
 int shoal_attention(int kind, const shoal::Attention* a) { return call(kernels_of(kind)->attention, a); }
 int shoal_add(int kind, const shoal::Sum* a) { return call(kernels_of(kind)->add, a); }
+int shoal_quantized_linear(int kind, const shoal::QuantizedLinear* a) { return call(quantized_of(kind).linear, a); }
+int shoal_quantized_experts(int kind, const shoal::QuantizedExperts* a) { return call(quantized_of(kind).experts, a); }
+std::int64_t shoal_quantized_peak(int kind, std::int64_t steps) { return quantized_of(kind).peak(steps); }
 
 long long shoal_stack_work(const shoal::Stack* stack) { return shoal::stack_work(*stack); }
-int shoal_stack(int kind, const shoal::Stack* stack) { return stack_over(kind, stack, nullptr); }
-// As one rank of several: 2 + the index of a rank that did not come.
-int shoal_stack_over(int kind, const shoal::Stack* stack, const shoal::Sums* sums) {
-    return stack_over(kind, stack, sums);
+// `sums`: as one rank of several; null: alone. 2 + the index of a rank that did not come.
+int shoal_stack(int kind, const shoal::Stack* stack, const shoal::Sums* sums) {
+    try {
+        const int missing = shoal::run_stack(*kernels_of(kind), quantized_of(kind), *stack, sums);
+        return missing < 0 ? 0 : 2 + missing;
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
 }
 
 }  // extern "C"

@@ -158,11 +158,7 @@ def _native(kind: str | None = None) -> Kernels | None:
         return None
     kind = kind or found.kinds[0]
     ops = NativeOps(found.library, kind)
-    quantized = (
-        QuantizedOps(found.library, kind)
-        if hasattr(found.library, "shoal_quantized_linear")
-        else reference_quantized
-    )
+    quantized = QuantizedOps(found.library, kind)
     return replace(
         REFERENCE,
         name=f"native-{kind}",
@@ -192,8 +188,7 @@ def _native_stack(
     ropes: int,
     sums: RankSums | None = None,
 ) -> Stack | None:
-    needed = "shoal_stack" if sums is None else "shoal_stack_over"
-    if not hasattr(library, needed) or not runs_stack(layers, caches, norm, dtype, ropes):
+    if not runs_stack(layers, caches, norm, dtype, ropes):
         return None
     return NativeStack(library, kind, layers, caches, norm, eps, sums)
 

@@ -151,14 +151,10 @@ class NativeStack:
     ) -> None:
         """`layers` and `caches` pass `runs_stack`. `sums`: the layers hold this rank's heads and columns only."""
         self._run, self._size = library.shoal_stack, library.shoal_stack_work
-        self._run.argtypes = (ctypes.c_int, ctypes.POINTER(_Step))
+        self._run.argtypes = (ctypes.c_int, ctypes.POINTER(_Step), ctypes.POINTER(_Sums))
         self._run.restype = ctypes.c_int
         self._sums = sums
-        if sums is not None:
-            self._over = library.shoal_stack_over
-            self._over.argtypes = (ctypes.c_int, ctypes.POINTER(_Step), ctypes.POINTER(_Sums))
-            self._over.restype = ctypes.c_int
-            self._native_sums = _Sums(sums.all_reduce, sums.group)
+        self._native_sums = None if sums is None else _Sums(sums.all_reduce, sums.group)
         self._size.argtypes = (ctypes.POINTER(_Step),)
         self._size.restype = ctypes.c_longlong
         self._kind, self._pool = kind_index(library, kind), Pool(library)
@@ -198,10 +194,7 @@ class NativeStack:
             self._work = torch.empty(self._size(step), dtype=torch.uint8)
             step.work = self._work.data_ptr()
         self._pool.follow()
-        if self._sums is None:
-            failed = self._run(self._kind, step)
-        else:
-            failed = self._over(self._kind, step, self._native_sums)
+        failed = self._run(self._kind, step, self._native_sums)
         if failed == 1:
             raise KernelError("stack: out of memory for what it works in")
         if self._sums is not None and len(x):

@@ -215,7 +215,7 @@ class Rates:
         if tokens < 1 or seconds <= 0:
             return
         prompt = self.overhead + computed / self.prefill_rate
-        output = tokens * self.peers.step_seconds(running) * self.decode_slowness
+        output = tokens * self.tpot_with(running)
         share = prompt / (prompt + output)
         self.on_first_token(computed, seconds * share)
         self.on_decoded(tokens, seconds * (1 - share), running)

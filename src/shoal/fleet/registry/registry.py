@@ -124,10 +124,7 @@ class Registry:
         return [
             replica
             for replica in self._replicas.values()
-            if model in (state := replica.state).models
-            and state.healthy
-            and state.breaker_closed
-            and not (state.draining or state.ejected or state.role == "prefill")
+            if model in replica.state.models and replica.state.available and replica.state.role != "prefill"
         ]
 
     def idle(self, model: str) -> bool:

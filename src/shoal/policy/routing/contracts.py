@@ -77,6 +77,11 @@ class ReplicaState:
     """How far predicted hits came true, 0 to 1."""
 
     @property
+    def available(self) -> bool:
+        """Alive, not leaving, and trusted by its breaker."""
+        return self.healthy and not self.draining and self.breaker_closed and not self.ejected
+
+    @property
     def load(self) -> int:
         return self.inflight + self.foreign
 

@@ -18,10 +18,10 @@ class Serves:
 
 
 class Available:
-    """Alive, not leaving, and trusted by its breaker."""
+    """Those that may be asked at all."""
 
     def keep(self, request: RouteRequest, replica: ReplicaState, now: float) -> bool:
-        return replica.healthy and not replica.draining and replica.breaker_closed and not replica.ejected
+        return replica.available
 
 
 class HasSlot:
@@ -43,7 +43,7 @@ def why_none(request: RouteRequest, replicas: Sequence[ReplicaState]) -> NoRepli
         return NoReplica("model", f"no replica serves model {request.model[:200]!r}")
     if not (untried := [r for r in serving if r.name not in request.excluded]):
         return NoReplica("down", f"all {len(serving)} replicas of this model failed this request")
-    if any(r.healthy and not r.draining and r.breaker_closed and not r.ejected for r in untried):
+    if any(r.available for r in untried):
         return NoReplica("busy", f"all replicas have their limit of requests in flight ({len(untried)} replicas)")
     down = sum(not r.healthy for r in untried)
     draining = sum(r.draining for r in untried)

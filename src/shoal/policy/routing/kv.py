@@ -144,13 +144,13 @@ class CombinedIndex:
     def __init__(self, exact: ExactIndex, approximate: ApproximateIndex, soon_seconds: float = 2.0) -> None:
         self.exact = exact
         self.approximate = approximate
-        self._soon = ApproximateIndex(4096, soon_seconds)
+        self._soon_seconds = soon_seconds
 
     def hits(self, request: RouteRequest, now: float) -> Mapping[str, int]:
         found = dict(self.approximate.hits(request, now))
         if request.tokens is None:
             return found
-        soon = self._soon.hits(request, now)
+        soon = self.approximate.hits(request, now, self._soon_seconds)
         for name, hit in self.exact.hits(request, now).items():
             found[name] = max(hit, soon.get(name, 0))
         return found
@@ -160,15 +160,12 @@ class CombinedIndex:
 
     def chosen(self, request: RouteRequest, replica: str, now: float) -> None:
         self.approximate.chosen(request, replica, now)
-        if request.tokens is not None:
-            self._soon.chosen(request, replica, now)
 
     def cleared(self, replica: str) -> None:
         """It says that it holds nothing."""
         self.exact.cleared(replica)
         self.approximate.forget(replica)
-        self._soon.forget(replica)
 
     def forget(self, replica: str) -> None:
-        for index in (self.exact, self.approximate, self._soon):
+        for index in (self.exact, self.approximate):
             index.forget(replica)

@@ -83,10 +83,13 @@ class ApproximateIndex:
         self._held: dict[str, OrderedDict[bytes, float]] = {}
         self._sharing = Sharing(blocks_per_replica)
 
-    def hits(self, request: RouteRequest, now: float) -> Mapping[str, int]:
-        """Tokens of the longest chain of blocks from the first on that each replica holds."""
+    def hits(self, request: RouteRequest, now: float, within: float = math.inf) -> Mapping[str, int]:
+        """Tokens of the longest chain of blocks from the first on that each replica holds.
+
+        `within`: only what it was given in so many last seconds.
+        """
         found: dict[str, int] = {}
-        oldest = now - self._ttl
+        oldest = now - min(self._ttl, within)
         blocks = request.blocks
         for name, held in self._held.items():
             matched = 0
