@@ -23,6 +23,7 @@ from shoal.engine.outputs import EngineStats, RequestOutput, RequestTimings, Ste
 from shoal.engine.request import EngineRequest
 from shoal.engine.text.tokenizer import Tokenizer
 from shoal.policy.batching import (
+    Extras,
     KvEvent,
     LaneScheduler,
     Output,
@@ -193,7 +194,13 @@ class EngineCore:
         return self._handoffs.known(hashes) if self._handoffs is not None else 0
 
     def import_blocks(
-        self, tokens: Sequence[int], hashes: Sequence[bytes], first: int, count: int, data: bytes
+        self,
+        tokens: Sequence[int],
+        hashes: Sequence[bytes],
+        first: int,
+        count: int,
+        data: bytes,
+        extras: Extras = (),
     ) -> bool:
         """Put blocks `first` … of a prompt into the cache; False if there is no room for them now."""
         if self._handoffs is None or self.kv_store is None or (blocks := self._handoffs.begin(count)) is None:
@@ -203,7 +210,7 @@ class EngineCore:
         except BaseException:
             self._handoffs.drop(blocks)
             raise
-        self._handoffs.store(blocks, first, hashes, tokens)
+        self._handoffs.store(blocks, first, hashes, tokens, extras)
         return True
 
     def _retire(self, answer: Answer, output: Output, delta: RequestOutput) -> None:

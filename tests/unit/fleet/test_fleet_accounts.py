@@ -19,8 +19,11 @@ from shoal.fleet.index.events import Cleared, Removed, Stored
 from shoal.fleet.leases import Held, LeaseError
 from shoal.fleet.registry import Registry, ReplicaHandle, ReplicaStats
 from shoal.fleet.registry.rates import Peers, Rates
+from shoal.policy.batching import BlockPool, Extras, PrefixHasher, make_extras
 from shoal.policy.outcomes import LegFailed, Outcome
 from shoal.policy.routing import Decision, RouteRequest, build_router
+from shoal.policy.routing.kv import CombinedIndex, ExactIndex
+from shoal.policy.routing.prefix import ApproximateIndex
 
 
 def registry_of(count: int, clock: Any = lambda: 0.0) -> Registry:
@@ -248,11 +251,24 @@ def test_events_are_read_in_both_encodings() -> None:
         "some_new_field": 1,
     }
     old = ["BlockStored", [1, 2], 7, [1, 2, 3, 4], 2, None]
-    assert decode_batch(batch([new], as_map=True)) == [Stored((b"a", b"b"), None, (1, 2, 3, 4), 2, "l")]
-    assert decode_batch(batch([old])) == [Stored((1, 2), 7, (1, 2, 3, 4), 2, None)]
+    assert decode_batch(batch([new], as_map=True)) == [
+        Stored((b"a", b"b"), None, (1, 2, 3, 4), 2, (("lora", "l"),))
+    ]
+    assert decode_batch(batch([old])) == [Stored((1, 2), 7, (1, 2, 3, 4), 2, ())]
+    first = {"extra_keys": [["l", "s"], ["l"]]}
+    assert _extras_of(new | first) == (("lora", "l"), ("cache_salt", "s"))
+    assert _extras_of(new | {"lora_name": None, "extra_keys": [["s"], None]}) == (("cache_salt", "s"),)
+    # An image's content is none that a prompt's text leads to.
+    assert _extras_of(new | {"extra_keys": [["l", ["image", 3]], ["l"]]})[1][0] == "other"
     both = [{"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU"}, ["AllBlocksCleared"], ["Unheard", 1]]
     assert decode_batch(batch(both)) == [Removed((1,)), Cleared()]
     assert decode_batch(batch([new | {"medium": "disk"}, new | {"group_idx": 1}])) == []
+
+
+def _extras_of(event: dict[str, Any]) -> Extras:
+    (stored,) = decode_batch(batch([event]))
+    assert isinstance(stored, Stored)
+    return stored.extras
 
 
 @settings(max_examples=150, deadline=None)
@@ -301,3 +317,41 @@ def test_retired_gateways_leave_the_registry() -> None:
         registry.close()
 
     asyncio.run(scenario())
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.integers(0, 3), min_size=4, max_size=12),
+    st.sampled_from([(None, None), ("a", None), (None, "s"), ("a", "s"), ("s", "s")]),
+    st.sampled_from([(None, None), ("a", None), (None, "s"), ("a", "s"), ("s", "a")]),
+)
+def test_what_an_engine_announces_is_found_by_the_same_prompt_and_salt_only(
+    tokens: list[int], stored: tuple[str | None, str | None], asked: tuple[str | None, str | None]
+) -> None:
+    pool, extras = BlockPool(9, 2, record_events=True), make_extras(*stored)
+    chain = PrefixHasher(2).hashes(tokens, extras)
+    for place, block in enumerate(pool.allocate(len(chain))):
+        parent = chain[place - 1] if place else None
+        pool.register(block, chain[place], parent, tokens[2 * place : 2 * place + 2], extras)
+    index = ExactIndex()
+    for event in decode_batch(msgspec.msgpack.encode([0.0, pool.take_events()])):
+        assert isinstance(event, Stored)
+        assert index.stored("r", event.hashes, event.parent, event.tokens, event.block_size, event.extras)
+    request = RouteRequest("1", "m", len(tokens), tokens=tokens, extras=make_extras(*asked))
+    expected = len(chain) * 2 if stored == asked else 0
+    assert index.hits(request, 0.0).get("r", 0) == expected
+
+
+def test_events_that_tell_no_salt_say_nothing_of_salted_prompts() -> None:
+    index = CombinedIndex(ExactIndex(), ApproximateIndex())
+    index.exact.stored("r", [1], None, [1, 2], 2)
+    plain = RouteRequest("1", "m", 2, tokens=[1, 2], blocks=(b"plain",), block_tokens=2)
+    salted = RouteRequest(
+        "2", "m", 2, tokens=[1, 2], blocks=(b"salted",), block_tokens=2, extras=make_extras(None, "s")
+    )
+    index.chosen(salted, "r", 0.0)
+    # Long ago: only an index that the events don't overrule still knows it.
+    assert index.hits(plain, 60.0) == {"r": 2}
+    assert index.hits(salted, 60.0) == {"r": 2}
+    index.exact.stored("r", [2], None, [3, 4], 2, make_extras(None, "t"))
+    assert index.hits(salted, 60.0) == {"r": 0}

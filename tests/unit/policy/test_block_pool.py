@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.policy.batching import AllBlocksCleared, BlockPool, BlockRemoved, BlockStored, IntegrityError
+from shoal.policy.batching import (
+    AllBlocksCleared,
+    BlockPool,
+    BlockRemoved,
+    BlockStored,
+    IntegrityError,
+    make_extras,
+)
 
 
 def key(name: int) -> bytes:
@@ -122,15 +129,16 @@ def test_clear_cache_forgets_owned_and_free_alike() -> None:
 
 def test_events_tell_what_can_be_reused_in_vllms_field_names() -> None:
     pool = pool_with(3, record_events=True)
+    extras = make_extras("adapter", "salt")
     one, two = pool.allocate(2)
-    pool.register(one, key(1), None, (1, 2), "adapter")
-    pool.register(two, key(2), key(1), (3, 4), "adapter")
+    pool.register(one, key(1), None, (1, 2), extras)
+    pool.register(two, key(2), key(1), (3, 4), extras)
     pool.release([one, two])
     pool.allocate(1)
     pool.clear_cache()
     events = pool.take_events()
     assert events == [
-        BlockStored((key(1),), None, (1, 2), 2, lora_name="adapter"),
+        BlockStored((key(1),), None, (1, 2), 2, lora_name="adapter", extra_keys=(("adapter", "salt"),)),
         BlockStored((key(2),), key(1), (3, 4), 2, lora_name="adapter"),
         BlockRemoved((key(2),)),
         AllBlocksCleared(),

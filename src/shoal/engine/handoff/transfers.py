@@ -21,7 +21,7 @@ from shoal.engine.handoff.params import KvTransferParams, genuine
 from shoal.engine.handoff.wire import TransferError
 from shoal.engine.outputs import EngineStats, RequestOutput
 from shoal.engine.request import EngineRequest
-from shoal.policy.batching import PrefixHasher, make_extras
+from shoal.policy.batching import Extras, PrefixHasher, make_extras
 
 log = logging.getLogger("shoal.engine")
 
@@ -87,14 +87,15 @@ class KvTransfers:
             )
 
     async def _fetch(self, request: EngineRequest, params: KvTransferParams) -> None:
-        hashes = self._hasher.hashes(request.prompt, make_extras(None, request.cache_salt))
+        extras = make_extras(None, request.cache_salt)
+        hashes = self._hasher.hashes(request.prompt, extras)
         known = await self._ask(lambda core: core.known_prefix(hashes))
         pieces = fetch(
             params, layout=self._blocks.layout, block_bytes=self._blocks.block_bytes, hashes=hashes, skip=known
         )
         async with contextlib.aclosing(pieces):
             async for piece in pieces:
-                stored = await self._ask(partial(_store, request.prompt, hashes, piece))
+                stored = await self._ask(partial(_store, request.prompt, extras, hashes, piece))
                 if not stored:
                     raise TransferError("no KV memory is free")
                 self.imported += piece.count
@@ -135,5 +136,5 @@ class KvTransfers:
         await self.exporter.close()
 
 
-def _store(prompt: tuple[int, ...], hashes: list[bytes], piece: Piece, core: EngineCore) -> bool:
-    return core.import_blocks(prompt, hashes, piece.first, piece.count, piece.data)
+def _store(prompt: tuple[int, ...], extras: Extras, hashes: list[bytes], piece: Piece, core: EngineCore) -> bool:
+    return core.import_blocks(prompt, hashes, piece.first, piece.count, piece.data, extras)

@@ -4,11 +4,13 @@ Older engines encode an event as an array that begins with its type's name, newe
 batch is `[timestamp, events, data_parallel_rank]` or a map of these. Fields this release doesn't know are ignored.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+
+from shoal.policy.batching.prefix import Extras, make_extras
 
 BlockName = bytes | int
 """How an engine calls a block: a hash of its own, an integer or bytes by version."""
@@ -20,7 +22,8 @@ class Stored:
     parent: BlockName | None
     tokens: tuple[int, ...]
     block_size: int
-    lora: str | None
+    extras: Extras
+    """Of the first block of a sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +84,23 @@ def _event(raw: Any) -> Event | None:
     tokens: Sequence[int] = fields["token_ids"]
     if size < 1 or len(tokens) < size * len(hashes):
         raise ValueError(f"{len(hashes)} blocks of {size} tokens with {len(tokens)} tokens")
-    return Stored(
-        hashes, None if parent is None else _name(parent), tuple(tokens), size, fields.get("lora_name") or None
-    )
+    name = None if parent is None else _name(parent)
+    return Stored(hashes, name, tuple(tokens), size, _extras(fields) if parent is None else ())
+
+
+def _extras(fields: Mapping[str, Any]) -> Extras:
+    """What the first block's content depends on beside its tokens.
+
+    The keys come without tags: a LoRA's name (if `lora_name` says that there is one), then a salt, which alone is
+    text; whatever else is in them makes content that no prompt's text leads to.
+    """
+    lora = fields.get("lora_name") or None
+    keys = list((fields.get("extra_keys") or (None,))[0] or ())
+    if lora is not None and lora in keys:
+        keys.remove(lora)
+    salt = next((key for key in keys if isinstance(key, str)), None)
+    others = [key for key in keys if key != salt]
+    return (*make_extras(lora, salt), *((("other", repr(others)),) if others else ()))
 
 
 def _name(value: Any) -> BlockName:

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 from shoal.fleet.index.events import BadEvents, Cleared, Removed, Stored, decode_batch
 from shoal.fleet.registry import RawEvents, Replica
-from shoal.policy.batching.prefix import make_extras
 from shoal.policy.outcomes import LegFailed
 from shoal.policy.routing.kv import CombinedIndex, ExactIndex
 
@@ -139,9 +138,7 @@ class Follower:
         for event in events:
             self.counts.events += 1
             if isinstance(event, Stored):
-                exact.stored(
-                    name, event.hashes, event.parent, event.tokens, event.block_size, make_extras(event.lora, None)
-                )
+                exact.stored(name, event.hashes, event.parent, event.tokens, event.block_size, event.extras)
             elif isinstance(event, Removed):
                 exact.removed(name, event.hashes)
             elif isinstance(event, Cleared):

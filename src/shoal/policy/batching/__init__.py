@@ -6,7 +6,7 @@ from shoal.policy.batching.events import AllBlocksCleared, BlockRemoved, BlockSt
 from shoal.policy.batching.handoff import HeldPrefix
 from shoal.policy.batching.lanes import LaneScheduler
 from shoal.policy.batching.plan import SampledSequence, ScheduledSequence, StepPlan, StepResult, TokenLogprobs
-from shoal.policy.batching.prefix import PrefixHasher, block_hash, make_extras
+from shoal.policy.batching.prefix import Extras, PrefixHasher, block_hash, make_extras
 from shoal.policy.batching.request import (
     FinishReason,
     Output,
@@ -22,6 +22,7 @@ __all__ = [
     "BlockPool",
     "BlockRemoved",
     "BlockStored",
+    "Extras",
     "FinishReason",
     "HeldPrefix",
     "IntegrityError",

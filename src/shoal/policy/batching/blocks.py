@@ -13,6 +13,7 @@ sentinel.
 from collections.abc import Iterable, Sequence
 
 from shoal.policy.batching.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from shoal.policy.batching.prefix import Extras
 
 NULL_BLOCK = 0
 
@@ -102,11 +103,12 @@ class BlockPool:
                 self._cached += 1
 
     def register(
-        self, block: int, block_hash: bytes, parent: bytes | None, tokens: Sequence[int], lora: str | None = None
+        self, block: int, block_hash: bytes, parent: bytes | None, tokens: Sequence[int], extras: Extras = ()
     ) -> None:
         """Make an owned, full block reusable under its hash.
 
         If another block has this content already, that one stays the one to reuse and this one goes without a hash.
+        `extras`: of its sequence; they are part of a first block's hash.
         """
         if len(tokens) != self.block_size:
             raise IntegrityError(f"block {block} is registered with {len(tokens)} tokens, not {self.block_size}")
@@ -117,8 +119,17 @@ class BlockPool:
         self._hashes[block] = block_hash
         self._by_hash[block_hash] = block
         if self._record_events:
-            stored = BlockStored((block_hash,), parent, tuple(tokens), self.block_size, lora_name=lora)
-            self._events.append(stored)
+            keys = (tuple(value for _, value in extras),) if extras and parent is None else None
+            self._events.append(
+                BlockStored(
+                    (block_hash,),
+                    parent,
+                    tuple(tokens),
+                    self.block_size,
+                    lora_name=dict(extras).get("lora"),
+                    extra_keys=keys,
+                )
+            )
 
     def clear_cache(self) -> None:
         """Forget every hash. Owners keep their blocks; nothing stored before is found again."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.policy.batching.blocks import BlockPool
+from shoal.policy.batching.prefix import Extras
 from shoal.policy.batching.request import SequenceState
 
 
@@ -67,12 +68,19 @@ class Handoffs:
         self._filling.update(dict.fromkeys(blocks))
         return blocks
 
-    def store(self, blocks: Sequence[int], first: int, hashes: Sequence[bytes], tokens: Sequence[int]) -> None:
+    def store(
+        self,
+        blocks: Sequence[int],
+        first: int,
+        hashes: Sequence[bytes],
+        tokens: Sequence[int],
+        extras: Extras = (),
+    ) -> None:
         """The blocks are filled: `hashes` and `tokens` are of the whole prompt, `first` is their place in it."""
         size = self._pool.block_size
         for index, block in enumerate(blocks, start=first):
             parent = hashes[index - 1] if index else None
-            self._pool.register(block, hashes[index], parent, tokens[index * size : (index + 1) * size])
+            self._pool.register(block, hashes[index], parent, tokens[index * size : (index + 1) * size], extras)
         self.drop(blocks)
 
     def drop(self, blocks: Sequence[int]) -> None:

@@ -116,7 +116,7 @@ class BlockTables:
                     sequence.hashes[index],
                     sequence.hashes[index - 1] if index else None,
                     sequence.tokens[index * size : (index + 1) * size],
-                    sequence.request.lora,
+                    sequence.extras,
                 )
         sequence.committed = full
 

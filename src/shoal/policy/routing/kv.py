@@ -22,6 +22,8 @@ class _Held:
     count: dict[bytes, int] = field(default_factory=dict)
     """Ours → how many of the engine's blocks have this content."""
     orphans: int = 0
+    salts: bool = False
+    """Whether its events ever told a cache salt: older engines' don't, and announce salted blocks like others."""
 
 
 class ExactIndex:
@@ -43,6 +45,7 @@ class ExactIndex:
         """A chain of blocks was stored. False: its parent is unknown here, so that nothing could be placed."""
         held = self._held.setdefault(replica, _Held())
         held.block_size = block_size
+        held.salts = held.salts or any(tag == "cache_salt" for tag, _ in extras)
         if parent is None:
             ours = SEED
         elif parent in held.own:
@@ -72,7 +75,8 @@ class ExactIndex:
     def cleared(self, replica: str) -> None:
         """It holds nothing that was announced before."""
         if replica in self._held:
-            self._held[replica] = _Held(block_size=self._held[replica].block_size)
+            before = self._held[replica]
+            self._held[replica] = _Held(block_size=before.block_size, salts=before.salts)
 
     def forget(self, replica: str) -> None:
         """It left, or is another process now."""
@@ -94,14 +98,15 @@ class ExactIndex:
         return replica in self._held and self._held[replica].block_size > 0
 
     def hits(self, request: RouteRequest, now: float) -> Mapping[str, int]:
-        """Tokens held by each replica that announces; needs `request.tokens`."""
+        """Tokens held by each replica whose events tell it; needs `request.tokens`."""
         if request.tokens is None:
             return {}
+        salted = any(tag == "cache_salt" for tag, _ in request.extras)
         chains: dict[int, list[bytes]] = {}
         found: dict[str, int] = {}
         for name, held in self._held.items():
             size = held.block_size
-            if not size:
+            if not size or (salted and not held.salts):
                 continue
             chain = chains.get(size)
             if chain is None:
