@@ -67,6 +67,10 @@ class Fleet:
     def states(self) -> list[str]:
         return [replica["state"] for replica in self.view()["replicas"]]
 
+    def pids(self) -> list[int]:
+        """Processes of the replicas."""
+        return [replica["pid"] for replica in self.view()["replicas"]]
+
     def change(self, section: str, value: Mapping[str, Any]) -> None:
         """Replace a section (`router`, `admission`, …); returns when the fleet serves by it."""
         before = self._reloads()
@@ -100,7 +104,7 @@ def fleet(config: Mapping[str, Any], folder: Path) -> Iterator[Fleet]:
         running.close()
 
 
-def small_pool(model: str, replicas: int, blocks: int) -> dict[str, Any]:
+def small_pool(model: str, replicas: int, blocks: int, quantize: str | None = None) -> dict[str, Any]:
     """Replicas of our engine on one thread each, with room for `blocks` blocks of 16 tokens of KV."""
     return {
         "name": "pool",
@@ -114,6 +118,7 @@ def small_pool(model: str, replicas: int, blocks: int) -> dict[str, Any]:
             "max_model_len": 2048,
             "max_num_seqs": 32,
             "max_num_batched_tokens": 256,
+            **({"quantize": quantize} if quantize else {}),
         },
         "environment": {"OMP_NUM_THREADS": "1"},
     }

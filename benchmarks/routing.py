@@ -3,10 +3,10 @@
     python benchmarks/routing.py [--policies default,round_robin,least_load,cache_aware | all] [--quick]
                                  [--trace FILE.jsonl --length-scale 0.1] [--append docs/benchmarks.md]
 
-Conversations that share system prompts arrive at a rate near what round robin can serve (measured first, or
---rate). In every round each policy gets the very same conversations at the same times; a cache salt of its own
-keeps it from finding what an earlier one left behind, and its router starts knowing nothing. The order turns every
-round.
+Each replica has --cores of the processor to itself, as four machines would have. Conversations that share system
+prompts arrive at a rate near what round robin can serve (measured first, or --rate). In every round each policy gets
+the very same conversations at the same times; a cache salt of its own keeps it from finding what an earlier one left
+behind, and its router starts knowing nothing. The order turns every round.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from fleets import Fleet, fleet, small_pool
 from machine import append, describe
 from peers.engines import Absent
 from routing_figures import brief, plot, table
+from shares import shares
 from shoal.bench.lengths import parse_lengths
 from shoal.bench.load import Load, Session, Shape, at_times, made_up
 from shoal.bench.run import Runner, RunOptions, RunResult
@@ -130,17 +131,21 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policies", default=USUAL, help=f"of {', '.join(sorted(POLICIES))}; or all")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=22.0, help="of arrivals in a run")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of arrivals in a run")
     parser.add_argument("--rate", type=float, help="sessions/s; default: --share of what round robin serves")
     parser.add_argument("--share", type=float, default=0.9)
     parser.add_argument("--replicas", type=int, default=4)
-    parser.add_argument("--blocks", type=int, default=400, help="of 16 tokens of KV a replica")
+    parser.add_argument("--blocks", type=int, default=200, help="of 16 tokens of KV a replica")
+    parser.add_argument(
+        "--cores", type=float, help="a replica; default: 85 %% of the machine's, divided; 0: shared"
+    )
+    parser.add_argument("--quantize", choices=("int8", "int4", "none"), default="int8")
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--input", default="uniform:60:240", help="tokens that a turn adds")
-    parser.add_argument("--output", default="16")
+    parser.add_argument("--input", default="uniform:30:120", help="tokens that a turn adds")
+    parser.add_argument("--output", default="8")
     parser.add_argument("--turns", default="uniform:2:5")
     parser.add_argument("--think", type=float, default=1.5)
-    parser.add_argument("--shared", type=int, default=300, help="tokens of a group's system prompt")
+    parser.add_argument("--shared", type=int, default=150, help="tokens of a group's system prompt")
     parser.add_argument("--groups", type=int, default=6)
     parser.add_argument("--trace", type=Path, help="a Mooncake .jsonl instead of made-up conversations")
     parser.add_argument("--length-scale", type=float, default=0.1, help="of the trace")
@@ -182,14 +187,16 @@ def main() -> None:
         seed=asked.seed,
     )
     facts = describe()
+    quantize = None if asked.quantize == "none" else asked.quantize
+    cores = 0.85 * (os.cpu_count() or 1) / setup.replicas if asked.cores is None else asked.cores
     config = {
-        "pools": [small_pool(asked.model, setup.replicas, setup.blocks)],
+        "pools": [small_pool(asked.model, setup.replicas, setup.blocks, quantize)],
         "health": {"check_timeout": 10, "hang_seconds": 60},
     }
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="shoal-routing-") as scratch:
         try:
-            with fleet(config, Path(scratch)) as running:
+            with fleet(config, Path(scratch)) as running, shares(running.pids() if cores else (), cores):
                 bench, rate = asyncio.run(measure(setup, running, asked.rate, asked.share))
         except Absent as error:
             sys.exit(str(error))
@@ -198,7 +205,8 @@ def main() -> None:
         ("command", shlex.join(["python", *sys.argv])),
         (
             "fleet",
-            f"{setup.replicas} replicas of {asked.model}, each one thread and {setup.blocks * 16} tokens of KV",
+            f"{setup.replicas} replicas of {asked.model} ({asked.quantize}), each one thread, "
+            f"{setup.blocks * 16} tokens of KV and {f'{cores:.2f} of a core of its own' if cores else 'the cores that all share'}",
         ),
         (
             "load",
