@@ -4,9 +4,9 @@
                                  [--trace FILE.jsonl --length-scale 0.1] [--append docs/benchmarks.md]
 
 Each replica has --cores of the processor to itself, as four machines would have. Conversations that share system
-prompts arrive at a rate near what round robin can serve (measured first, or --rate). In every round each policy gets
-the very same conversations at the same times; a cache salt of its own keeps it from finding what an earlier one left
-behind, and its router starts knowing nothing. The order turns every round.
+prompts arrive at a rate near what round robin can serve (measured first, or --rate). In every round each policy
+gets the very same conversations at the same times; a cache salt of its own keeps it from finding what an earlier one
+left behind, and its router starts knowing nothing. The order turns every round.
 """
 
 import argparse
@@ -206,7 +206,8 @@ def main() -> None:
         (
             "fleet",
             f"{setup.replicas} replicas of {asked.model} ({asked.quantize}), each one thread, "
-            f"{setup.blocks * 16} tokens of KV and {f'{cores:.2f} of a core of its own' if cores else 'the cores that all share'}",
+            f"{setup.blocks * 16} tokens of KV and "
+            + (f"{cores:.2f} of a core of its own" if cores else "the cores that all share"),
         ),
         (
             "load",
