@@ -5,8 +5,8 @@
 
 Each replica has --cores of the processor to itself, as four machines would have. Conversations that share system
 prompts arrive at a rate near what round robin can serve (measured first, or --rate). In every round each policy
-gets the very same conversations at the same times; a cache salt of its own keeps it from finding what an earlier one
-left behind, and its router starts knowing nothing. The order turns every round.
+gets the very same conversations at the same times; a cache salt of its own keeps it from finding what an earlier
+one left behind, and its router starts knowing nothing. The order turns every round.
 """
 
 import argparse
