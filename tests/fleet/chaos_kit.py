@@ -28,7 +28,7 @@ from shoal.engine.server.state import ServerOptions
 from shoal.fleet import adapters, supervisor
 from shoal.fleet.adapters import HttpAdapter, Order, Traits
 from shoal.fleet.adapters.shoal import Shoal
-from shoal.fleet.config import parse_config
+from shoal.fleet.config_file import parse_config
 from shoal.fleet.gateway import RequestRecord
 from shoal.fleet.launch import Command
 from shoal.fleet.service import FleetService

@@ -14,7 +14,7 @@ from e2ekit import eventually
 from shoal.engine.server.kv_events import KvEventPublisher
 from shoal.fleet.adapters import DIALECTS, HttpAdapter, NotStartable, Order, ReplicaSetup
 from shoal.fleet.adapters.base import Gauges, flags, samples
-from shoal.fleet.config import parse_config
+from shoal.fleet.config_file import parse_config
 from shoal.fleet.index import Follower, decode_batch
 from shoal.fleet.index.events import Removed, Stored
 from shoal.fleet.registry import Registry, ReplicaHandle, ReplicaStats

@@ -22,7 +22,8 @@ from engine import FakeEngine, expected_text, tokens_of
 from fleet import eventually
 from shoal.engine.server.listening import bind, url_of
 from shoal.engine.server.state import ServerOptions
-from shoal.fleet.config import FleetConfig, load_config
+from shoal.fleet.config import FleetConfig
+from shoal.fleet.config_file import load_config
 from shoal.fleet.service import FleetService, signals_steer
 from shoal.observe.fleet import FleetEquipment
 

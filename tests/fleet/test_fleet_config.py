@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.serve_fleet import show_plan
-from shoal.fleet.config import ConfigError, load_config, parse_config
+from shoal.fleet.config import ConfigError
+from shoal.fleet.config_file import load_config, parse_config
 from shoal.specs.errors import SpecError
 
 DIGEST = hashlib.sha256(b"secret").hexdigest()

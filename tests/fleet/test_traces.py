@@ -91,7 +91,7 @@ def test_one_trace_from_client_to_engine(
 
 
 def test_tracing_is_off_by_default() -> None:
-    from shoal.fleet.config import parse_config
+    from shoal.fleet.config_file import parse_config
     from shoal.fleet.gateway import Gateway
     from shoal.fleet.service import FleetService
     from shoal.observe.fleet import FleetEquipment

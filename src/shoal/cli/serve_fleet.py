@@ -82,7 +82,7 @@ def serve_file(
     """The fleet that a file describes; `host` and `port` go before the file's."""
 
     def read() -> FleetConfig:
-        from shoal.fleet.config import load_config
+        from shoal.fleet.config_file import load_config
 
         config = load_config(Path(path))
         listen = config.listen

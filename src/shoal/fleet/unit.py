@@ -14,15 +14,14 @@ import os
 import random
 import socket
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from shoal.fleet.adapters import Dialect, HttpAdapter, Order
+from shoal.fleet.adapters import Dialect, Gate, Order
 from shoal.fleet.config import Pool, SupervisorConfig
-from shoal.fleet.launch import ReplicaLog, ReplicaProcess
-from shoal.fleet.registry import RawEvents, Registry, ReplicaHandle, ReplicaStats
+from shoal.fleet.launch import ReplicaLog, ReplicaProcess, free_port_pair
+from shoal.fleet.registry import Registry, ReplicaHandle
 from shoal.policy.outcomes import LegFailed
 
 log = logging.getLogger("shoal.fleet")
@@ -55,26 +54,6 @@ class Site:
     kv_key: str | None = None
     """Shared by replicas that hand KV to each other."""
     tracing: bool = False
-
-
-class Gate:
-    """An adapter that isn't ready before its replica has generated a token."""
-
-    def __init__(self, adapter: HttpAdapter) -> None:
-        self.adapter = adapter
-        self.open = False
-
-    async def ready(self) -> bool:
-        return self.open and await self.adapter.ready()
-
-    async def stats(self) -> ReplicaStats:
-        return await self.adapter.stats()
-
-    def kv_events(self) -> AsyncIterator[RawEvents] | None:
-        return self.adapter.kv_events()
-
-    async def replay(self, start: int) -> list[RawEvents] | None:
-        return await self.adapter.replay(start)
 
 
 class _Crashed(Exception):
@@ -211,7 +190,7 @@ class Unit:
         listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         try:
             port = listener.getsockname()[1]
-            events = _free_pair() if self.pool.kv_events else None
+            events = free_port_pair() if self.pool.kv_events else None
             order = Order(
                 name=self.name,
                 pool=self.pool,
@@ -365,17 +344,3 @@ class Unit:
 
 async def _never() -> None:
     await asyncio.Event().wait()
-
-
-def _free_pair() -> int:
-    """A port that is free now, and so is the one after it."""
-    for _ in range(50):
-        with socket.socket() as first:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            if port >= 65534:
-                continue
-            with socket.socket() as second, contextlib.suppress(OSError):
-                second.bind(("127.0.0.1", port + 1))
-                return port
-    raise OSError("no two neighbouring ports are free")

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from shoal.engine.server.errors import JSON_TYPE, ApiError, error_json, internal_error, shutting_down
 from shoal.engine.server.transport import ON_LOST
+from shoal.fleet.gateway.bodies import Bodies, Gone
 from shoal.fleet.gateway.body import Endpoint, Parsed, Sizer, parse, route_request
 from shoal.fleet.gateway.config import GatewayConfig
 from shoal.fleet.gateway.dispatch import Dispatcher
@@ -36,10 +37,6 @@ _SESSION_HEADERS = (b"x-shoal-session", b"x-session-id")
 _FORWARDED = (b"traceparent", b"tracestate")
 CLIENT_CLOSED = 499
 _ENDPOINTS: dict[str, Endpoint] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
-
-
-class _Gone(Exception):
-    """The client left before its request was whole."""
 
 
 class Gateway:
@@ -80,9 +77,7 @@ class Gateway:
         self._dispatcher = Dispatcher(registry, self.router, self.admission, self.config.down_seconds)
         self._live: dict[asyncio.Task[Any], Exchange | None] = {}
         self._gone: set[asyncio.Task[Any]] = set()
-        self._reading: dict[asyncio.Task[Any], float] = {}
-        """Requests whose body is arriving, since when. One sweep watches them all: a timer each costs more."""
-        self._slow: set[asyncio.Task[Any]] = set()
+        self._bodies = Bodies(self.config, registry.clock)
         self._sweeper: asyncio.Task[None] | None = None
         self._ids = uuid.uuid4().hex[:12]
         self._count = 0
@@ -107,7 +102,7 @@ class Gateway:
             await self._answer(scope, receive, send, record, task)
         except ApiError as error:
             await self._send_error(send, record, error)
-        except _Gone:
+        except Gone:
             record.status = CLIENT_CLOSED
             record.outcome = Outcome.CANCELLED
         except asyncio.CancelledError:
@@ -176,7 +171,7 @@ class Gateway:
         record.key = client.name
         if self.draining:
             raise shutting_down()
-        body = await self._body(receive, content_type, length, task)
+        body = await self._bodies.read(receive, content_type, length, task)
         parsed = parse(endpoint, body)
         if self._prompts is not None:
             self._prompts.add(record, body)
@@ -249,48 +244,6 @@ class Gateway:
             send=send,
         )
 
-    async def _body(self, receive: Receive, content_type: bytes, length: bytes, task: "asyncio.Task[Any]") -> bytes:
-        media = content_type.split(b";", 1)[0].strip().lower()
-        if media != b"application/json" and not media.endswith(b"+json"):
-            shown = media[:80].decode("latin-1")
-            raise ApiError(
-                415,
-                f"Content-Type {shown!r} is not accepted; send application/json",
-                param="Content-Type",
-                code="unsupported_media_type",
-            )
-        limit = self.config.max_body_bytes
-        if length.isdigit() and int(length) > limit:
-            raise _too_large(limit)
-        self._reading[task] = self.registry.clock()
-        parts: list[bytes] = []
-        size = 0
-        try:
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise _Gone
-                if part := message.get("body", b""):
-                    parts.append(part)
-                    size += len(part)
-                    if size > limit:
-                        raise _too_large(limit)
-                if not message.get("more_body", False):
-                    return parts[0] if len(parts) == 1 else b"".join(parts)
-        except asyncio.CancelledError:
-            if task not in self._slow:
-                raise
-            self._slow.discard(task)
-            task.uncancel()
-            raise ApiError(
-                408,
-                f"the body did not arrive within {self.config.body_seconds:g} s",
-                code="request_timeout",
-                headers={"Connection": "close"},
-            ) from None
-        finally:
-            del self._reading[task]
-
     def _watched(self, scope: Scope, receive: Receive, task: "asyncio.Task[Any]") -> Callable[[], object]:
         """End the request if its client leaves, at whatever stage it is; what is returned ends that."""
         on_lost = (scope.get("extensions") or {}).get(ON_LOST)
@@ -344,10 +297,7 @@ class Gateway:
         while True:
             await asyncio.sleep(min(5.0, self.config.reader_seconds / 4, self.config.body_seconds / 4))
             now = self.registry.clock()
-            for task, begun in list(self._reading.items()):
-                if now - begun > self.config.body_seconds and task not in self._slow:
-                    self._slow.add(task)
-                    task.cancel()
+            self._bodies.sweep(now)
             for task, exchange in list(self._live.items()):
                 since = exchange.sending_since if exchange is not None else None
                 if since is not None and now - since > self.config.reader_seconds:
@@ -374,12 +324,3 @@ class Gateway:
             self._prompts = None
         self._dispatcher.close()
         return len(cut)
-
-
-def _too_large(limit: int) -> ApiError:
-    return ApiError(
-        413,
-        f"the body is larger than this gateway accepts ({limit} bytes)",
-        code="request_too_large",
-        headers={"Connection": "close"},
-    )

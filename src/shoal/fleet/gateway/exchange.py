@@ -15,7 +15,7 @@ from shoal.fleet.gateway.body import Parsed, given, with_fields
 from shoal.fleet.gateway.config import GatewayConfig
 from shoal.fleet.gateway.dispatch import Dispatcher
 from shoal.fleet.gateway.journal import Journal, mode_for
-from shoal.fleet.gateway.leg import Leg, Refused
+from shoal.fleet.gateway.leg import Leg, Refused, learn
 from shoal.fleet.gateway.record import Observers, RequestRecord
 from shoal.fleet.gateway.replies import ERROR_EVENT, Headers, answer_headers, closed, failed, until_error
 from shoal.fleet.gateway.sse import (
@@ -207,7 +207,8 @@ class Exchange:
             raise LegFailed(Outcome.REPLICA_FAULT, f"replica {leg.replica.name} did not stream")
         else:
             await self._whole(leg, answer)
-        self._learn(leg)
+        if self.usage is not None:
+            learn(self.record, leg, self.usage, self._observers)
 
     def _request_for(self, leg: Leg) -> tuple[bytes, bytes]:
         parsed, handle = self._parsed, leg.replica.handle
@@ -307,28 +308,6 @@ class Exchange:
             headers += ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._write(events)
-
-    def _learn(self, leg: Leg) -> None:
-        """What the engine counted, against what was predicted."""
-        usage, record = self.usage, self.record
-        if usage is None:
-            return
-        record.prompt_tokens, record.completion_tokens, record.actual_hit = (
-            usage.prompt_tokens,
-            usage.output,
-            usage.cached,
-        )
-        if usage.cached is not None and not record.continued:
-            # A prediction counts in the engine's tokens: an estimate of the prompt must not look like a broken
-            # promise.
-            predicted = min(leg.decision.predicted_hit, usage.prompt_tokens)
-            if leg.replica.on_hit(predicted, usage.cached):
-                log.warning(
-                    "replica %s: predicted prefix hits don't come true (trust %.2f)",
-                    leg.replica.name,
-                    leg.replica.trust.value,
-                )
-                self._observers.on_distrust(leg.replica.name, leg.replica.trust.value)
 
     # To the client.
 

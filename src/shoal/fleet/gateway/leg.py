@@ -1,13 +1,18 @@
 """One request on one replica: opened, read, and ended once with an outcome."""
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterable
 
+from shoal.fleet.gateway.record import Observers, RequestRecord
+from shoal.fleet.gateway.sse import Usage
 from shoal.fleet.http1 import Answer
 from shoal.fleet.leases import Lease
 from shoal.fleet.registry import Replica
 from shoal.policy.outcomes import LegFailed, Outcome, outcome_of_exception, outcome_of_status
 from shoal.policy.routing import Decision
+
+log = logging.getLogger("shoal.fleet")
 
 _ERROR_LIMIT = 2**20
 
@@ -84,3 +89,22 @@ def _seconds(value: bytes) -> float | None:
         if 0 <= seconds < 86_400:
             return seconds
     return None
+
+
+def learn(record: RequestRecord, leg: Leg, usage: Usage, observers: Observers) -> None:
+    """What the engine counted, against what was predicted."""
+    record.prompt_tokens, record.completion_tokens, record.actual_hit = (
+        usage.prompt_tokens,
+        usage.output,
+        usage.cached,
+    )
+    if usage.cached is None or record.continued:
+        return
+    # A prediction counts in the engine's tokens: an estimate of the prompt must not look like a broken promise.
+    predicted = min(leg.decision.predicted_hit, usage.prompt_tokens)
+    replica = leg.replica
+    if replica.on_hit(predicted, usage.cached):
+        log.warning(
+            "replica %s: predicted prefix hits don't come true (trust %.2f)", replica.name, replica.trust.value
+        )
+        observers.on_distrust(replica.name, replica.trust.value)

@@ -48,6 +48,8 @@ class Replica:
         self._silent: list[tuple[float, int, Lease]] = []
         """Legs whose tokens can't be seen coming, by when their prompt should be done."""
         self._order = 0
+        self._untold = False
+        """Rates have learned what the state doesn't say yet."""
 
     # Leases.
 
@@ -68,12 +70,19 @@ class Replica:
         self._weigh(lease.taken_at)
 
     def settle(self, now: float) -> None:
-        """Count the prompts of silent legs as computed once they should be, and read the breaker."""
+        """Bring all up to date that a decision reads: silent legs, rates, the breaker.
+
+        Silent legs count as computed once they should be.
+        """
         while self._silent and (self._silent[0][0] <= now or self._silent[0][2].outcome is not None):
             lease = heapq.heappop(self._silent)[2]
             if lease.outcome is None and not lease.decoding:
                 self._start_decoding(lease)
                 self.refresh(now)
+        if self._untold:
+            self._untold = False
+            self.rates.age(now)
+            self.rates.tell(self.state)
         self.state.breaker_closed = self.breaker.allows(now)
 
     def _start_decoding(self, lease: Lease) -> None:
@@ -141,10 +150,9 @@ class Replica:
         return lost
 
     def refresh(self, now: float) -> None:
-        """Bring the state up to date with leases, gauges, rates and the breaker."""
+        """Bring the state up to date with leases and gauges; with rates when it is read (`settle`)."""
         self._weigh(now)
-        self.rates.age(now)
-        self.rates.tell(self.state)
+        self._untold = True
 
     def _weigh(self, now: float) -> None:
         """Bring what changes with every lease up to date; rates change only where something was seen of one."""

@@ -1,0 +1,84 @@
+"""Bodies of requests on their way in: of the right kind, not too large, and not for ever."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from starlette.types import Receive
+
+from shoal.engine.server.errors import ApiError
+from shoal.fleet.gateway.config import GatewayConfig
+
+
+class Gone(Exception):
+    """The client left before its request was whole."""
+
+
+class Bodies:
+    """Reads them. One sweep watches all that are arriving: a timer each costs more."""
+
+    def __init__(self, config: GatewayConfig, clock: Callable[[], float]) -> None:
+        self._config = config
+        self._clock = clock
+        self._reading: dict[asyncio.Task[Any], float] = {}
+        """Since when."""
+        self._slow: set[asyncio.Task[Any]] = set()
+
+    def sweep(self, now: float) -> None:
+        """End those that take too long; call it now and then."""
+        for task, begun in list(self._reading.items()):
+            if now - begun > self._config.body_seconds and task not in self._slow:
+                self._slow.add(task)
+                task.cancel()
+
+    async def read(self, receive: Receive, content_type: bytes, length: bytes, task: "asyncio.Task[Any]") -> bytes:
+        """The whole body. `ApiError` 408, 413 or 415, or `Gone`."""
+        media = content_type.split(b";", 1)[0].strip().lower()
+        if media != b"application/json" and not media.endswith(b"+json"):
+            shown = media[:80].decode("latin-1")
+            raise ApiError(
+                415,
+                f"Content-Type {shown!r} is not accepted; send application/json",
+                param="Content-Type",
+                code="unsupported_media_type",
+            )
+        limit = self._config.max_body_bytes
+        if length.isdigit() and int(length) > limit:
+            raise _too_large(limit)
+        self._reading[task] = self._clock()
+        parts: list[bytes] = []
+        size = 0
+        try:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Gone
+                if part := message.get("body", b""):
+                    parts.append(part)
+                    size += len(part)
+                    if size > limit:
+                        raise _too_large(limit)
+                if not message.get("more_body", False):
+                    return parts[0] if len(parts) == 1 else b"".join(parts)
+        except asyncio.CancelledError:
+            if task not in self._slow:
+                raise
+            self._slow.discard(task)
+            task.uncancel()
+            raise ApiError(
+                408,
+                f"the body did not arrive within {self._config.body_seconds:g} s",
+                code="request_timeout",
+                headers={"Connection": "close"},
+            ) from None
+        finally:
+            del self._reading[task]
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(
+        413,
+        f"the body is larger than this gateway accepts ({limit} bytes)",
+        code="request_too_large",
+        headers={"Connection": "close"},
+    )
