@@ -33,10 +33,11 @@ class Connection(asyncio.Protocol):
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+        # For all its exchanges: llhttp goes on where an answer was whole.
+        self._parser = httptools.HttpResponseParser(self)
         self._reset()
 
     def _reset(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
         self.status = 0
         self.headers: Headers = []
         self.started = False

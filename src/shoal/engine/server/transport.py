@@ -68,6 +68,8 @@ class HttpProtocol(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
+        self._expects = False
+        """The client waits to be told that its body is wanted."""
         self._head_bytes = 0
         """Of the head that is arriving; 0: none is."""
         self._body_bytes = 0
@@ -134,13 +136,16 @@ class HttpProtocol(asyncio.Protocol):
     # What the parser calls.
 
     def on_message_begin(self) -> None:
-        self._url, self._headers, self._head_bytes = b"", [], 1
+        self._url, self._headers, self._head_bytes, self._expects = b"", [], 1, False
 
     def on_url(self, url: bytes) -> None:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name.lower(), value))
+        name = name.lower()
+        self._headers.append((name, value))
+        if name == b"expect" and value.lower() == b"100-continue":
+            self._expects = True
 
     def on_headers_complete(self) -> None:
         self._head_bytes, self._deadline = 0, None
@@ -164,7 +169,7 @@ class HttpProtocol(asyncio.Protocol):
                 "state": self._app_state.copy(),
             },
             keep_alive=version != "1.0" and parser.should_keep_alive() and not parser.should_upgrade(),
-            expects=any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers),
+            expects=self._expects,
         )
         exchange.scope["extensions"] = {ON_LOST: exchange.on_lost}
         self._arriving = exchange

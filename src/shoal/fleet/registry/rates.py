@@ -27,6 +27,9 @@ _SMALL = 64
 """Prompt tokens whose computing takes no longer than a step takes anyway."""
 _FORGET_SECONDS = 60.0
 """Evidence loses two thirds of its weight in this time."""
+_NEWS = 0.02
+"""Of the pool's rates: a change that all its replicas are told of. Told to some only, it would look like a
+difference between them."""
 
 
 @dataclass(slots=True)
@@ -81,16 +84,33 @@ class Peers:
     _nn: float = 0.0
     _nt: float = 0.0
     _seen: int = 0
+    news: int = 0
+    """Counts changes worth telling."""
+    _told: tuple[float, float, float, float] = (_START_RATE, 0.0, 0.0, _MARGINAL)
+
+    def _tell(self) -> None:
+        rate, overhead, tpot, marginal = self.rate, self.overhead, self.tpot, self.marginal
+        was_rate, was_overhead, was_tpot, was_marginal = self._told
+        if (
+            abs(rate - was_rate) > _NEWS * was_rate
+            or abs(overhead - was_overhead) > _NEWS * was_overhead
+            or abs(tpot - was_tpot) > _NEWS * was_tpot
+            or abs(marginal - was_marginal) > _NEWS * was_marginal
+        ):
+            self._told = rate, overhead, tpot, marginal
+            self.news += 1
 
     def on_first_token(self, computed: float, seconds: float) -> None:
         if computed <= _SMALL:
             # Down quickly, up slowly: hiccups and queues aren't what every prompt pays.
             weight = 1.0 if self.overhead == 0 else 0.3 if seconds < self.overhead else 0.03
             self.overhead += (seconds - self.overhead) * weight
+            self._tell()
             return
         self._tokens = _POOL_DECAY * self._tokens + computed
         # Half at least: an overhead that was learned under load must not make prompts free.
         self._seconds = _POOL_DECAY * self._seconds + max(seconds - self.overhead, seconds / 2)
+        self._tell()
 
     def on_decoded(self, each: float, running: int) -> None:
         weight = 1.0 if self._seen == 0 else _WEIGHT
@@ -99,6 +119,7 @@ class Peers:
         self._n += weight * (running - self._n)
         self._nn += weight * (running * running - self._nn)
         self._nt += weight * (running * each - self._nt)
+        self._tell()
 
     @property
     def rate(self) -> float:

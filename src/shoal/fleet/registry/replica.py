@@ -50,6 +50,8 @@ class Replica:
         self._order = 0
         self._untold = False
         """Rates have learned what the state doesn't say yet."""
+        self._news = 0
+        """Of its pool, as told."""
 
     # Leases.
 
@@ -79,8 +81,8 @@ class Replica:
             if lease.outcome is None and not lease.decoding:
                 self._start_decoding(lease)
                 self.refresh(now)
-        if self._untold:
-            self._untold = False
+        if self._untold or self._news != self.rates.peers.news:
+            self._untold, self._news = False, self.rates.peers.news
             self.rates.age(now)
             self.rates.tell(self.state)
         self.state.breaker_closed = self.breaker.allows(now)

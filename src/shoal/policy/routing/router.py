@@ -68,8 +68,7 @@ class Router:
 
     def route(self, request: RouteRequest, replicas: Sequence[ReplicaState], now: float) -> Decision | NoReplica:
         """The replica for it, or why there is none. A decision counts as taken: the index and ties remember it."""
-        filters = self._filters
-        kept = [r for r in replicas if all(f.keep(request, r, now) for f in filters)]
+        kept = self._kept(self._filters, request, replicas, now)
         if not kept:
             return why_none(request, replicas)
         if self.index is not None:
@@ -86,7 +85,7 @@ class Router:
 
         Slots are not looked at: what waits for one waits longer than this.
         """
-        able = [r for r in replicas if all(f.keep(request, r, now) for f in self._filters[:2])]
+        able = self._kept(self._filters[:2], request, replicas, now)
         if not able:
             return None
         if self.index is not None:
@@ -100,8 +99,20 @@ class Router:
             self.index.forget(replica)
 
     @staticmethod
+    def _kept(
+        filters: Sequence[Filter], request: RouteRequest, replicas: Sequence[ReplicaState], now: float
+    ) -> list[ReplicaState]:
+        kept = list(replicas)
+        for one in filters:
+            kept = [r for r in kept if one.keep(request, r, now)]
+        return kept
+
+    @staticmethod
     def _ttft(request: RouteRequest, replica: ReplicaState, now: float) -> float:
-        return sum(s.seconds(request, replica, now) for s in _TTFT)
+        seconds = 0.0
+        for scorer in _TTFT:
+            seconds += scorer.seconds(request, replica, now)
+        return seconds
 
     def _decision(
         self, request: RouteRequest, replica: ReplicaState, score: float, why: str, of: int, now: float
