@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -35,6 +36,7 @@ def describe() -> list[tuple[str, str]]:
     return [
         ("date", datetime.now(UTC).isoformat(timespec="minutes")),
         ("machine", f"{name} ({', '.join(flags)}), {cores} cores, {memory:.0f} GiB, {platform.release()}"),
+        ("python", f"{platform.python_version()} at {Path(sys.executable).resolve()}"),
         ("load before", f"{load} (1, 5, 15 min)"),
         ("commit", commit()),
     ]
