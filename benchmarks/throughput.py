@@ -1,7 +1,7 @@
-"""Tokens a second of SmolLM2-135M: Shoal beside vLLM, Transformers and llama.cpp, interleaved in one run.
+"""Tokens a second of one model: Shoal beside vLLM, Transformers and llama.cpp, interleaved in one run.
 
     python benchmarks/throughput.py [--streams 1,8,32,64] [--rounds 5] [--mode offline,http,prefill]
-                                    [--quantize int8,int4] [--quick] [--append FILE]
+                                    [--quantize int8,int4] [--model random-1.5b] [--quick] [--append FILE]
 
 Offline: `streams` prompts of random tokens are handed over at once; tokens/s is all new tokens ÷ seconds until
 the last one, prefill included. Prefill: the same with one new token each, and tokens/s are those of the prompts.
@@ -31,6 +31,7 @@ import numpy as np
 from machine import append, describe
 from peers.convert import as_q8_0, as_safetensors
 from peers.engines import KINDS, WEIGHTS, Absent, Kind, Offline, Served, Setting, program, scheme
+from peers.shapes import SHAPES, as_gguf, as_mixtral
 from shoal.bench.lengths import LengthDraw
 from shoal.bench.load import Shape, at_times, made_up
 from shoal.bench.run import Runner, RunOptions
@@ -40,7 +41,7 @@ from shoal.bench.target import Target, TargetOptions
 VOCABULARY = 49_000
 """Ids below SmolLM2's 49,152, its special tokens (the first twenty) left out."""
 FIRST_PLAIN = 20
-HTTP = ("shoal", "vllm")
+HTTP = ("shoal", "vllm", "llamacpp")
 """Programs that have a server here."""
 
 Measure = Callable[[int, int], float]
@@ -178,7 +179,11 @@ def options() -> argparse.Namespace:
     parser.add_argument("--mode", default="offline,prefill,http")
     parser.add_argument("--engines", default=",".join(KINDS))
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--model", default="smollm2-135m", help="catalogued model that is a GGUF file")
+    parser.add_argument(
+        "--model",
+        default="smollm2-135m",
+        help=f"a catalogued model that is a GGUF file, or of {', '.join(SHAPES)}: random weights of that shape",
+    )
     parser.add_argument("--vllm-python", default=os.environ.get("BENCH_VLLM_PYTHON", "/opt/peers/vllm/bin/python"))
     llama = os.environ.get("BENCH_LLAMACPP_PYTHON", "/opt/peers/llamacpp/bin/python")
     parser.add_argument("--llamacpp-python", default=llama)
@@ -195,8 +200,15 @@ def setting(asked: argparse.Namespace) -> Setting:
     from shoal.engine.sources import resolve_model
 
     asked.logs.mkdir(parents=True, exist_ok=True)
-    gguf = resolve_model(asked.model).path
     peers = Path(asked.vllm_python), Path(asked.llamacpp_python)
+    if asked.model in SHAPES:
+        like = resolve_model("smollm2-135m").path
+        four, eight = (as_gguf(asked.model, like, kind) for kind in ("Q4_1", "Q8_0"))
+        plain = as_mixtral(asked.model, as_safetensors(like)) if SHAPES[asked.model].experts else None
+        # Experts in a GGUF are no form that Shoal reads.
+        own = four if plain is None else plain
+        return Setting(four, plain or Path("none"), asked.threads, *peers, asked.logs, eight, own)
+    gguf = resolve_model(asked.model).path
     # One that can't be made is a peer left out.
     q8: Path | None = None
     with contextlib.suppress(ImportError, ValueError, OSError):

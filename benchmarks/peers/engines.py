@@ -67,6 +67,8 @@ class Setting:
     logs: Path
     gguf_q8: Path | None = None
     """The same weights as Q8_0."""
+    own: Path | None = None
+    """What Shoal reads, if it isn't the GGUF."""
 
     def python(self, kind: Kind) -> Path:
         python = {"vllm": self.vllm, "llamacpp": self.llamacpp}.get(program(kind), Path(sys.executable))
@@ -79,7 +81,11 @@ class Setting:
             if self.gguf_q8 is None:
                 raise Absent(f"{kind}: no Q8_0 file of this model")
             return self.gguf_q8
-        return self.safetensors if kind in ("vllm", "transformers") else self.gguf
+        if kind in ("vllm", "transformers"):
+            if not self.safetensors.exists():
+                raise Absent(f"{kind}: no float32 copy of this model is made: it has four times the bytes")
+            return self.safetensors
+        return self.own if self.own is not None and program(kind) == "shoal" else self.gguf
 
     def environment(self, kind: Kind) -> dict[str, str]:
         threads = str(self.threads)
@@ -180,6 +186,8 @@ class Served:
                 *(python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--port", str(port)),
                 *("--dtype", "float32", "--enforce-eager", "--max-model-len", "2048", "--max-num-seqs", "64"),
             ]
+        elif program(kind) == "llamacpp":
+            command = [python, str(HERE / "serve_llamacpp.py"), model, str(port)]
         else:
             raise Absent(f"{kind}: has no server here")
         with self.log.open("w") as log:
