@@ -123,8 +123,8 @@ def test_vllm_prefixes_are_routed_by_its_events(vllm: Served) -> None:
     homes = [vllm.complete(tokens, 2).headers["x-shoal-replica"] for tokens in conversations]  # type: ignore[arg-type]
     assert set(homes) == {"vllm-0", "vllm-1"}
 
-    def hit(tokens: list[int]) -> tuple[str, int, int]:
-        answer = vllm.complete([*tokens, 77, 78, 79], 2)  # type: ignore[arg-type]
+    def hit(tokens: list[int], **fields: str) -> tuple[str, int, int]:
+        answer = vllm.complete([*tokens, 77, 78, 79], 2, **fields)  # type: ignore[arg-type]
         cached = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
         return answer.headers["x-shoal-replica"], int(answer.headers["x-shoal-predicted-hit"]), cached
 
@@ -132,6 +132,10 @@ def test_vllm_prefixes_are_routed_by_its_events(vllm: Served) -> None:
         replica, predicted, cached = hit(tokens)
         assert replica == home
         assert predicted == cached >= 256
+    # Salted, the same tokens are other content, and its events say so.
+    assert hit(conversations[0], cache_salt="salt")[1:] == (0, 0)
+    _, predicted, cached = hit(conversations[0], cache_salt="salt")
+    assert predicted == cached >= 256
 
 
 def test_vllm_killed_under_a_stream(vllm: Served) -> None:

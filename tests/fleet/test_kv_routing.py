@@ -1,0 +1,47 @@
+"""Two of our own replicas whose KV events alone say who holds what: predictions come true, salted or not."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from e2ekit import eventually
+from fleet_kit import Served, fleet_process
+
+
+@pytest.fixture(scope="module")
+def told(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    home = tmp_path_factory.mktemp("home")
+    pool = {"name": "tiny", "model": str(tiny_folder), "served_name": "tiny", "replicas": 2, "kv_events": True}
+    path = home / "fleet.yaml"
+    config = {"pools": [pool | {"options": {"num_blocks": 200}}], "router": {"policy": "kv"}}
+    path.write_text(json.dumps(config))
+    with fleet_process("--config", str(path), home=home) as served:
+        yield served
+
+
+def ask(served: Served, tokens: list[int], **fields: str) -> tuple[str, int, int]:
+    """(replica, tokens that it was predicted to hold, tokens that it reused)."""
+    answer = served.complete(tokens, 2, **fields)  # type: ignore[arg-type]
+    assert answer.status_code == 200, answer.text
+    cached = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return answer.headers["x-shoal-replica"], int(answer.headers["x-shoal-predicted-hit"]), cached
+
+
+@pytest.mark.parametrize("fields", [{}, {"cache_salt": "a tenant's"}], ids=["plain", "salted"])
+def test_whoever_computed_a_prefix_gets_its_next_turn(told: Served, fields: dict[str, str]) -> None:
+    offset = 20 if fields else 0
+    conversations = [[5 + offset + 3 * n + i % 9 for i in range(160)] for n in range(4)]
+    homes = [ask(told, tokens, **fields)[0] for tokens in conversations]
+    assert set(homes) == {"tiny-0", "tiny-1"}
+    expected = [(home, held, held) for home in homes for held in (144, 160)]
+
+    def next_turns() -> bool:
+        return all(
+            ask(told, [*tokens, 7, 8, 9], **fields) in expected[2 * n : 2 * n + 2]
+            for n, tokens in enumerate(conversations)
+        )
+
+    # Events take their time, however short.
+    eventually(next_turns, "the holders are predicted", 10)
+    assert ask(told, conversations[0], cache_salt="another's")[1:] == (0, 0)
