@@ -176,6 +176,9 @@ class HttpExchange:
         except BaseException as error:
             if not self.lost:
                 log.error("an answer failed", exc_info=error)
+        finally:
+            # Its own method is in there: without this, every request would wait for the garbage collector.
+            self.scope.pop("extensions", None)
         if self.done or self.lost:
             return
         if self.started:
