@@ -1,5 +1,6 @@
 """Published checkpoints of whole numbers, written here as their formats have it, read whole and in parts."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -92,6 +93,17 @@ def test_what_is_stored_is_what_is_read(made: Callable[[], Made], tmp_path: Path
             expected_part = expected[rows.start : rows.stop, columns.start : columns.stop]
             torch.testing.assert_close(part, expected_part, rtol=0, atol=0)
     torch.testing.assert_close(source.read(f"{NAME}.weight", (range(2, 9),)), expected[2:9], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("place", ["config.json", "quantize_config.json"])
+def test_zeros_of_the_second_gptq_format_are_whole(place: str, tmp_path: Path) -> None:
+    stored, first = gptq()
+    save_file({f"{NAME}.{p}": t.contiguous() for p, t in stored.items()}, tmp_path / "model.safetensors")
+    said = {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"}
+    said = {"quantization_config": said} if place == "config.json" else said
+    (tmp_path / place).write_text(json.dumps(said))
+    scale = stored["scales"].float()[torch.arange(IN) // GROUP].t()
+    torch.testing.assert_close(open_weights(tmp_path).read(f"{NAME}.weight"), first + scale)
 
 
 @pytest.mark.parametrize("part", ["qzeros", "scales"])

@@ -1,5 +1,6 @@
 """Where tensors come from: safetensors and GGUF, streamed tensor by tensor."""
 
+import json
 from pathlib import Path
 
 from shoal.engine.weights.checkpoint import SafetensorsSource, open_directory
@@ -22,7 +23,7 @@ def open_weights(path: Path) -> WeightSource:
             if len(ggufs) > 1:
                 raise WeightsError(f"{len(ggufs)} GGUF files in it; give one of them", file=path)
             return GgufSource(ggufs[0])
-        return as_published(open_directory(path))
+        return as_published(open_directory(path), _gptq_zero(path))
     if not path.is_file():
         raise WeightsError("no such file or directory", file=path)
     if path.suffix == ".gguf":
@@ -30,3 +31,16 @@ def open_weights(path: Path) -> WeightSource:
     if path.suffix == ".safetensors":
         return as_published(SafetensorsSource({path: None}))
     raise WeightsError("accepted: a directory, a .safetensors or a .gguf file", file=path)
+
+
+def _gptq_zero(folder: Path) -> int:
+    """What stored zeros lack: GPTQModel's second format, named in the configuration alone, stores them whole."""
+    for name, section in (("config.json", "quantization_config"), ("quantize_config.json", None)):
+        try:
+            said = json.loads((folder / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        part = said.get(section) if section and isinstance(said, dict) else said
+        if isinstance(part, dict) and part.get("checkpoint_format") == "gptq_v2":
+            return 0
+    return 1

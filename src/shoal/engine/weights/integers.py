@@ -3,7 +3,7 @@
     compressed-tensors  weight [out, in] int8 or float8, weight_scale [out, 1], [out] or [1]
                         weight_packed [out, in / 8] int32, weight_scale [out, in / group]: (code - 8) · scale
     GPTQ                qweight [in / 8, out] int32, qzeros [groups, out / 8], scales [groups, out], g_idx [in]:
-                        (code - zero - 1) · scale; what is stored is the zero less one
+                        (code - zero - 1) · scale; what is stored is the zero less one, but for `gptq_v2`
     AWQ                 qweight [in, out / 8] int32, qzeros [groups, out / 8], scales [groups, out]:
                         (code - zero) · scale, eight outputs of a number in the order 0 2 4 6 1 3 5 7
 
@@ -25,9 +25,12 @@ _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where the code of each output is: output 1 in the place of the fifth, …"""
 
 
-def integer_recipes(source: WeightSource, names: Mapping[str, None]) -> dict[str, dict[str, Recipe]]:
+def integer_recipes(
+    source: WeightSource, names: Mapping[str, None], gptq_zero: int = 1
+) -> dict[str, dict[str, Recipe]]:
     """By stored name, what is made of it: nothing, of scales and zeros.
 
+    `gptq_zero`: what a GPTQ checkpoint's stored zeros lack.
     Raises WeightsError for a tensor whose other parts are missing or of another shape.
     """
     made: dict[str, dict[str, Recipe]] = {}
@@ -41,7 +44,7 @@ def integer_recipes(source: WeightSource, names: Mapping[str, None]) -> dict[str
             made[name] = {f"{stem}.weight": _packed(source, stem)}
         elif part == "qweight":
             made |= {key: {} for key in _needed(names, name, stem, "qzeros", "scales", optional=("g_idx",))}
-            made[name] = {f"{stem}.weight": _grouped(source, stem, f"{stem}.g_idx" in names)}
+            made[name] = {f"{stem}.weight": _grouped(source, stem, f"{stem}.g_idx" in names, gptq_zero)}
     return made
 
 
@@ -86,7 +89,7 @@ def _packed(source: WeightSource, stem: str) -> Recipe:
     return Recipe((outputs, inputs), read)
 
 
-def _grouped(source: WeightSource, stem: str, listed: bool) -> Recipe:
+def _grouped(source: WeightSource, stem: str, listed: bool, gptq_zero: int) -> Recipe:
     """GPTQ or AWQ: which dimension eight codes are of tells."""
     shape, scales = source.shape(f"{stem}.qweight"), source.shape(f"{stem}.scales")
     zeros = source.shape(f"{stem}.qzeros")
@@ -113,7 +116,7 @@ def _grouped(source: WeightSource, stem: str, listed: bool) -> Recipe:
         else:
             codes = _awq(source.read(f"{stem}.qweight", (columns, _numbers(rows))), rows).t()
         stored = source.read(f"{stem}.qzeros", (range(scales[0]), _numbers(rows)))
-        zero = _rows_of(unpacked(stored, 1), rows) + 1 if along_inputs else _awq(stored, rows)
+        zero = _rows_of(unpacked(stored, 1), rows) + gptq_zero if along_inputs else _awq(stored, rows)
         scale = source.read(f"{stem}.scales", (range(scales[0]), rows)).float()
         return (codes - zero[group].t()) * scale[group].t()
 

@@ -26,12 +26,13 @@ _SCALE = "_scale_inv"
 _STACK = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)(_bias|_blocks|_scales)?$")
 
 
-def as_published(source: WeightSource) -> WeightSource:
+def as_published(source: WeightSource, gptq_zero: int = 1) -> WeightSource:
     """`source` itself if its tensors are plain; else a source of plain ones made from them.
 
+    `gptq_zero`: see `integer_recipes`.
     Raises WeightsError for a tensor whose other half (scales, blocks) is missing or of another shape.
     """
-    recipes = _recipes(source)
+    recipes = _recipes(source, gptq_zero)
     return PublishedSource(source, recipes) if recipes else source
 
 
@@ -75,9 +76,9 @@ class PublishedSource:
             yield name, self.read(name)
 
 
-def _recipes(source: WeightSource) -> dict[str, dict[str, Recipe]]:
+def _recipes(source: WeightSource, gptq_zero: int) -> dict[str, dict[str, Recipe]]:
     names = dict.fromkeys(source.names())
-    made = integer_recipes(source, names)
+    made = integer_recipes(source, names, gptq_zero)
     for name in names:
         match = _STACK.match(name)
         if match is not None:
