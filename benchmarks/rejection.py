@@ -154,16 +154,17 @@ def table(results: dict[str, list[RunResult]], found: Found, rate: float) -> str
             f"{refusals[len(refusals) // 2] * 1e3:.1f}" if refusals else "–",
         ]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    rounds = ratio_estimate(
-        [
-            max(goodput(a, goal), 1e-3) / max(goodput(b, goal), 1e-3)
-            for a, b in zip(results[ON], results[OFF], strict=True)
-        ]
-    )
+    pairs = [(goodput(a, goal), goodput(b, goal)) for a, b in zip(results[ON], results[OFF], strict=True)]
+    if all(without > 0 for _, without in pairs):
+        times = (
+            f"{shown(ratio_estimate([with_ / without for with_, without in pairs]))} times that without, by round"
+        )
+    else:
+        times = "without it some rounds had none at all"
     gain = goodputs.values[ON].value - goodputs.values[OFF].value
     return "\n".join(lines) + (
         f"\n\nCapacity {found.capacity:.2f} requests/s; {rate:.2f}/s arrived. Targets: {goal}. Goodput with early "
-        f"rejection is {gain:+.2f}/s; {shown(rounds)} times that without, by round. TTFT is that of whole answers, "
+        f"rejection is {gain:+.2f}/s; {times}. TTFT is that of whole answers, "
         "from the scheduled send."
     )
 
