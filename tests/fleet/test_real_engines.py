@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -120,7 +121,10 @@ def test_vllm_abort(vllm: Served) -> None:
 def test_vllm_prefixes_are_routed_by_its_events(vllm: Served) -> None:
     """Whoever computed a prefix gets its next turn: predicted from events, confirmed by `cached_tokens`."""
     conversations = [[1000 + 500 * n + i for i in range(400)] for n in range(4)]
-    homes = [vllm.complete(tokens, 2).headers["x-shoal-replica"] for tokens in conversations]  # type: ignore[arg-type]
+    # All at once: one by one they may go to the faster replica alone.
+    with ThreadPoolExecutor(len(conversations)) as pool:
+        answers = list(pool.map(lambda tokens: vllm.complete(tokens, 2), conversations))  # type: ignore[arg-type]
+    homes = [answer.headers["x-shoal-replica"] for answer in answers]
     assert set(homes) == {"vllm-0", "vllm-1"}
 
     def hit(tokens: list[int], **fields: str) -> tuple[str, int, int]:
