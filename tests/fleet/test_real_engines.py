@@ -120,8 +120,8 @@ def test_vllm_abort(vllm: Served) -> None:
 
 def test_vllm_prefixes_are_routed_by_its_events(vllm: Served) -> None:
     """Whoever computed a prefix gets its next turn: predicted from events, confirmed by `cached_tokens`."""
-    conversations = [[1000 + 500 * n + i for i in range(400)] for n in range(4)]
-    # All at once: one by one they may go to the faster replica alone.
+    conversations = [[1000 + 500 * n + i for i in range(400)] for n in range(12)]
+    # Many at once: few may rightly go to one replica alone, if the other looks slow after its first steps.
     with ThreadPoolExecutor(len(conversations)) as pool:
         answers = list(pool.map(lambda tokens: vllm.complete(tokens, 2), conversations))  # type: ignore[arg-type]
     homes = [answer.headers["x-shoal-replica"] for answer in answers]
