@@ -149,12 +149,13 @@ class Connection(asyncio.Protocol):
         A stream waits for every chunk, and a timer each time costs more than reading it: one that comes too early
         looks again, so that most waits set nothing.
         """
-        deadline = self._deadline = self._loop.time() + seconds
+        now = self._loop.time()
+        self._deadline = now + seconds
         if self._timer is not None:
-            if self._timer_at <= deadline:
+            if self._timer_at <= self._deadline:
                 return
             self._timer.cancel()
-        self._timer_at = min(deadline, deadline - seconds + _TIMER_SECONDS)
+        self._timer_at = now + min(seconds, _TIMER_SECONDS)
         self._timer = self._loop.call_at(self._timer_at, self._look)
 
     def _look(self) -> None:

@@ -177,6 +177,8 @@ def test_a_line_break_in_a_header_is_no_header(address: Address) -> None:
     answer = talk(address, request("/inject", b""))
     assert answer.startswith(b"HTTP/1.1 500 ")
     assert b"b: c" not in answer
+    # The answer to a failure says so itself, and the connection was to be closed anyway: one header.
+    assert answer.count(b"connection: close\r\n") == 1
 
 
 def test_what_breaks_off_is_seen_to(address: Address) -> None:

@@ -125,12 +125,14 @@ class HttpExchange:
         head = [line, self._connection.usual_headers()]
         lines = self._connection.usual_lines + 1
         for name, value in headers:
-            lines += 1
-            head += (name, b": ", value, b"\r\n")
             if len(name) == 14 and name.lower() == b"content-length":
                 self._left = int(value)
             elif len(name) == 10 and name.lower() == b"connection" and b"close" in value.lower():
+                # Said once, below, whoever wants it.
                 self.keep_alive = False
+                continue
+            lines += 1
+            head += (name, b": ", value, b"\r\n")
         if self.scope["method"] == "HEAD" or status in _NO_BODY:
             self._left = 0
         elif self._left is None:
