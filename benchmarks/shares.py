@@ -40,7 +40,7 @@ def _group(name: str, cores: float) -> Path:
 
 @contextlib.contextmanager
 def shares(pids: Iterable[int], cores: float) -> Iterator[None]:
-    """Each process, with its children, has `cores` cores at most. The groups go when their processes have gone."""
+    """Each process, with its children, has `cores` cores at most, until the block ends."""
     made: list[Path] = []
     try:
         for pid in pids:

@@ -4,7 +4,12 @@ else, and as Q8_0. Same values, dequantized once; Q8_0 rounds them to its own st
 
 import os
 import shutil
+from collections.abc import Collection
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader, GGUFWriter
 
 CACHE = Path(os.environ.get("SHOAL_HOME", Path.home() / ".cache" / "shoal")) / "bench"
 
@@ -39,7 +44,7 @@ def as_q8_0(gguf: Path) -> Path:
     done = CACHE / f"{gguf.stem}-Q8_0.gguf"
     if done.is_file():
         return done
-    from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, dequantize, quantize
+    from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, dequantize, quantize
 
     print(f"converting {gguf.name} to Q8_0 at {done}")
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -47,22 +52,33 @@ def as_q8_0(gguf: Path) -> Path:
     partial = CACHE / f".{done.name}-{os.getpid()}"
     architecture = reader.fields["general.architecture"].contents()
     writer = GGUFWriter(partial, architecture)
-    for name, field in reader.fields.items():
-        # The writer says these itself; the file type named what is changed here.
-        if name.startswith("GGUF.") or name in ("general.architecture", "general.file_type"):
-            continue
-        kind = field.types[0]
-        inner = field.types[-1] if kind == GGUFValueType.ARRAY else None
-        writer.add_key_value(name, field.contents(), kind, sub_type=inner)
+    copy_metadata(reader, writer)
     for tensor in reader.tensors:
         if tensor.tensor_type in (GGMLQuantizationType.F32, GGMLQuantizationType.Q8_0):
             writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
             continue
         rounded = quantize(dequantize(tensor.data, tensor.tensor_type), GGMLQuantizationType.Q8_0)
         writer.add_tensor(tensor.name, rounded, raw_dtype=GGMLQuantizationType.Q8_0)
+    write_out(writer)
+    partial.rename(done)
+    return done
+
+
+def copy_metadata(reader: "GGUFReader", writer: "GGUFWriter", but: Collection[str] = ()) -> None:
+    """Everything that a GGUF says of its model, `but` what the caller says."""
+    from gguf import GGUFValueType
+
+    for name, field in reader.fields.items():
+        # The writer says these itself; the file type named what is changed here.
+        if name.startswith("GGUF.") or name in ("general.architecture", "general.file_type", *but):
+            continue
+        kind = field.types[0]
+        inner = field.types[-1] if kind == GGUFValueType.ARRAY else None
+        writer.add_key_value(name, field.contents(), kind, sub_type=inner)
+
+
+def write_out(writer: "GGUFWriter") -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    partial.rename(done)
-    return done

@@ -6,21 +6,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from lines import Generate, serve
-
-SLOTS = 64
+from llamacpp_params import parameters
 
 
 def start() -> tuple[Generate, dict[str, str]]:
     import xllamacpp
 
-    params = xllamacpp.CommonParams()
-    params.model.path = sys.argv[1]
-    params.n_parallel = SLOTS
-    params.n_ctx = SLOTS * 320
-    params.cont_batching = True
-    params.cache_prompt = False
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(os.environ["BENCH_THREADS"])
-    server = xllamacpp.Server(params)
+    server = xllamacpp.Server(parameters())
 
     def one(prompt: Sequence[int], new: int) -> int:
         asked = {

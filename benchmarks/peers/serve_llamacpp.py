@@ -4,19 +4,14 @@ import os
 import signal
 import sys
 
+from llamacpp_params import parameters
+
 
 def main() -> None:
     import xllamacpp
 
-    slots = 64
-    params = xllamacpp.CommonParams()
-    params.model.path = sys.argv[1]
+    params = parameters()
     params.hostnames, params.port = ["127.0.0.1"], int(sys.argv[2])
-    params.n_parallel = slots
-    params.n_ctx = slots * 320
-    params.cont_batching = True
-    params.cache_prompt = False
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(os.environ["BENCH_THREADS"])
     server = xllamacpp.Server(params)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     print("listening at", server.listening_address, flush=True)

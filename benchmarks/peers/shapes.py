@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from peers.convert import CACHE
+from peers.convert import CACHE, copy_metadata, write_out
 
 BLOCK = 32
 """Numbers that share a scale in Q4_1 and Q8_0."""
@@ -64,7 +64,7 @@ SHAPES = {
 
 def as_gguf(name: str, like: Path, kind: str) -> Path:
     """A GGUF of that shape whose matrices are `Q4_1` or `Q8_0`, and whose metadata are `like`'s."""
-    from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+    from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 
     done = CACHE / f"{name}-{kind}.gguf"
     if done.is_file():
@@ -84,12 +84,7 @@ def as_gguf(name: str, like: Path, kind: str) -> Path:
     }
     if shape.experts:
         ours |= {"llama.expert_count": shape.experts, "llama.expert_used_count": shape.used}
-    for key, field in GGUFReader(like).fields.items():
-        if key.startswith("GGUF.") or key in ours or key in ("general.architecture", "general.file_type"):
-            continue
-        first = field.types[0]
-        inner = field.types[-1] if first == GGUFValueType.ARRAY else None
-        writer.add_key_value(key, field.contents(), first, sub_type=inner)
+    copy_metadata(GGUFReader(like), writer, but=ours)
     for key, value in ours.items():
         writer.add_uint32(key, value)
     quantized = {"Q4_1": GGMLQuantizationType.Q4_1, "Q8_0": GGMLQuantizationType.Q8_0}[kind]
@@ -99,10 +94,7 @@ def as_gguf(name: str, like: Path, kind: str) -> Path:
             writer.add_tensor(tensor, plain.astype(np.float32))
         else:
             writer.add_tensor(tensor, _blocks(rng, dims, kind), raw_dtype=quantized)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
     partial.rename(done)
     return done
 
