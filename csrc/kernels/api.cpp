@@ -44,7 +44,7 @@ int call(void (*kernel)(const Arguments&), const Arguments* arguments) noexcept 
 extern "C" {
 
 // Changes whenever a struct of kernels.h or a function of this file does.
-int shoal_kernels_version() { return 4; }
+int shoal_kernels_version() { return 5; }
 
 // Null beyond the last kind.
 const char* shoal_kernels_name(int kind) {

@@ -1,12 +1,12 @@
 // Products with weights of eight or four bits: what a kernel is given, how the weights lie, and one table a processor
-// kind. Weights are packed once, on loading, into panels of PANEL outputs and steps of four inputs (`in` padded to
-// GROUP with zeros):
+// kind. Weights are packed once, on loading, into panels of PANEL outputs and steps of two or four inputs (`in` padded
+// to GROUP with zeros):
 //
-//     int8   [panels, in / 4, PANEL, 4]               int8: four inputs of an output side by side, a step after a step
+//     int8   [panels, in / 2, PANEL, 2]                 int8: two inputs of an output side by side, a step after a step
 //     int4   [panels, in / GROUP, GROUP / 8, PANEL, 4]  bytes: the low half is of one step, the high half of the next
 //
-// A vector of 32 bytes is eight outputs by four inputs, which is what a byte multiply adds up; a panel is read once
-// and in order, whatever the number of rows.
+// A vector of 32 bytes is eight outputs by two inputs of 16 bits, or by four of eight: what a multiply adds up to 32 or
+// 16 bits. A panel is read once and in order, whatever the number of rows.
 #pragma once
 
 #include <cstdint>

@@ -27,61 +27,94 @@ namespace {
 
 #include "rows.inc"
 
-inline __m256i four_bytes(const std::int8_t* p) {
-    std::int32_t bytes;
-    std::memcpy(&bytes, p, sizeof bytes);
-    return _mm256_set1_epi32(bytes);
+// The nearest whole numbers to x · scale of a group, which are bytes; returns their sum.
+inline std::int32_t put_bytes(const float* x, float scale, std::int8_t* q) {
+    const __m256 by = _mm256_set1_ps(scale);
+    __m256i whole[4];
+    for (int i = 0; i < 4; ++i) whole[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), by));
+    const __m256i halves = _mm256_packs_epi16(_mm256_packs_epi32(whole[0], whole[1]), _mm256_packs_epi32(whole[2], whole[3]));
+    // Packing goes on within each half of a vector.
+    const __m256i bytes = _mm256_permutevar8x32_epi32(halves, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), bytes);
+    __m256i sums = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes), _mm256_set1_epi16(1));
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    sum = _mm_hadd_epi32(sum, sum);
+    return _mm_cvtsi128_si32(_mm_hadd_epi32(sum, sum));
 }
 
 inline __m256 halves_at(const std::uint16_t* p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 
-// The byte multiply takes an unsigned and a signed operand and adds pairs in 16 bits, saturating. |x| · (w with x's
-// sign) is x · w, and twice 127 · 127 fits, so that nothing saturates and sums are exact.
+// a += w0 · x and b += w1 · x, x the same four bytes for all outputs: pairs of 16-bit numbers added up in 32 bits, or of
+// bytes in 16. Two vectors of twelve sums, of weights and of what lies between take all sixteen registers; compilers
+// left to choose put sums into memory, which takes half of the speed.
+inline void add_pairs(__m256i& a, __m256i& b, __m256i w0, __m256i w1, const std::int8_t* x) {
+    __m256i four, product;
+    asm("vpbroadcastd %[x], %[four]\n\t"
+        "vpmaddwd %[four], %[w0], %[product]\n\t"
+        "vpmaddwd %[four], %[w1], %[four]\n\t"
+        "vpaddd %[product], %[a], %[a]\n\t"
+        "vpaddd %[four], %[b], %[b]"
+        : [a] "+x"(a), [b] "+x"(b), [four] "=&x"(four), [product] "=&x"(product)
+        : [w0] "x"(w0), [w1] "x"(w1), [x] "m"(*reinterpret_cast<const std::int32_t*>(x)));
+}
+
+inline void add_bytes(__m256i& a, __m256i& b, __m256i w0, __m256i w1, const std::int8_t* x) {
+    __m256i four, product;
+    asm("vpbroadcastd %[x], %[four]\n\t"
+        "vpmaddubsw %[four], %[w0], %[product]\n\t"
+        "vpmaddubsw %[four], %[w1], %[four]\n\t"
+        "vpaddw %[product], %[a], %[a]\n\t"
+        "vpaddw %[four], %[b], %[b]"
+        : [a] "+x"(a), [b] "+x"(b), [four] "=&x"(four), [product] "=&x"(product)
+        : [w0] "x"(w0), [w1] "x"(w1), [x] "m"(*reinterpret_cast<const std::int32_t*>(x)));
+}
+
 template <int M>
-void tile_int8(const std::uint8_t* codes, const std::uint16_t* halves, const std::int8_t* x, const float* x_scales,
-               std::int64_t groups, float* out) {
-    const __m256i ones = _mm256_set1_epi16(1);
-    __m256 sums[M][2];
-    for (auto& row : sums) row[0] = row[1] = _mm256_setzero_ps();
-    for (std::int64_t g = 0; g < groups; ++g) {
-        __m256i whole[M][2];
-        for (auto& row : whole) row[0] = row[1] = _mm256_setzero_si256();
-        for (std::int64_t k = g * 8; k < g * 8 + 8; ++k) {
-            const __m256i w0 = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + k * 64));
-            const __m256i w1 = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + k * 64 + 32));
-            for (int m = 0; m < M; ++m) {
-                const __m256i size = four_bytes(x + k * 8 * M + 8 * m), sign = four_bytes(x + k * 8 * M + 8 * m + 4);
-                const __m256i p0 = _mm256_maddubs_epi16(size, _mm256_sign_epi8(w0, sign));
-                const __m256i p1 = _mm256_maddubs_epi16(size, _mm256_sign_epi8(w1, sign));
-                whole[m][0] = _mm256_add_epi32(whole[m][0], _mm256_madd_epi16(p0, ones));
-                whole[m][1] = _mm256_add_epi32(whole[m][1], _mm256_madd_epi16(p1, ones));
-            }
-        }
-        for (int v = 0; v < 2; ++v) {
-            const __m256 scale = halves_at(halves + g * PANEL + 8 * v);
-            for (int m = 0; m < M; ++m) {
-                const __m256 step = _mm256_mul_ps(scale, _mm256_broadcast_ss(x_scales + (g * M + m) * 2));
-                sums[m][v] = _mm256_fmadd_ps(step, _mm256_cvtepi32_ps(whole[m][v]), sums[m][v]);
-            }
-        }
-    }
+inline void put_sums(const __m256 (&sums)[M][2], float* out) {
     for (int m = 0; m < M; ++m) {
         for (int v = 0; v < 2; ++v) _mm256_storeu_ps(out + m * PANEL + 8 * v, sums[m][v]);
     }
 }
 
-// Keeps the sums of a row in registers, and what is loaded for the next row behind them: left to itself the compiler
-// brings loads forward until registers run out, which takes a third of the speed.
-inline void settle(__m256i& a, __m256i& b) { asm volatile("" : "+x"(a), "+x"(b) : : "memory"); }
+// Numbers are widened to 16 bits, whose multiply adds pairs up in 32 bits: sums are exact. The byte multiply would need
+// an unsigned operand, and what makes one of a signed number takes the same two ports as the multiply does.
+template <int M>
+void tile_int8(const std::uint8_t* codes, const std::uint16_t* halves, const std::int8_t* x, const float* x_scales,
+               std::int64_t groups, float* out) {
+    __m256 sums[M][2] = {};
+    for (std::int64_t g = 0; g < groups; ++g, codes += GROUP * PANEL, x += 2 * GROUP * M) {
+        __m256i whole[M][2];
+#pragma GCC unroll 4
+        for (int m = 0; m < M; ++m) whole[m][0] = whole[m][1] = _mm256_setzero_si256();
+#pragma GCC unroll 4
+        for (int k = 0; k < GROUP / 2; ++k) {
+            const __m256i w0 = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + k * 32)));
+            const __m256i w1 = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + k * 32 + 16)));
+#pragma GCC unroll 4
+            for (int m = 0; m < M; ++m) {
+                add_pairs(whole[m][0], whole[m][1], w0, w1, x + (k * M + m) * 4);
+            }
+        }
+        const __m256 scales[2] = {halves_at(halves + g * PANEL), halves_at(halves + g * PANEL + 8)};
+#pragma GCC unroll 4
+        for (int m = 0; m < M; ++m) {
+            const __m256 worth = _mm256_broadcast_ss(x_scales + (g * M + m) * 2);
+            for (int v = 0; v < 2; ++v) {
+                sums[m][v] = _mm256_fmadd_ps(_mm256_mul_ps(scales[v], worth), _mm256_cvtepi32_ps(whole[m][v]), sums[m][v]);
+            }
+        }
+    }
+    put_sums(sums, out);
+}
 
 // Codes are unsigned already. A pair is at most 2 · 15 · 127 and a group adds up eight of them, within 16 bits.
 template <int M>
 void tile_int4(const std::uint8_t* codes, const std::uint16_t* halves, const std::int8_t* x, const float* x_scales,
                std::int64_t groups, float* out) {
     const __m256i ones = _mm256_set1_epi16(1), low = _mm256_set1_epi8(15);
-    for (int i = 0; i < 2 * M; ++i) _mm256_storeu_ps(out + 8 * i, _mm256_setzero_ps());
+    __m256 sums[M][2] = {};
     for (std::int64_t g = 0; g < groups; ++g, codes += 4 * 64, x += GROUP * M) {
         __m256i whole[M][2];
 #pragma GCC unroll 4
@@ -93,30 +126,28 @@ void tile_int4(const std::uint8_t* codes, const std::uint16_t* halves, const std
             const auto add = [&](__m256i w0, __m256i w1, const std::int8_t* xs) __attribute__((always_inline)) {
 #pragma GCC unroll 4
                 for (int m = 0; m < M; ++m) {
-                    const __m256i four = four_bytes(xs + 4 * m);
-                    whole[m][0] = _mm256_add_epi16(whole[m][0], _mm256_maddubs_epi16(w0, four));
-                    whole[m][1] = _mm256_add_epi16(whole[m][1], _mm256_maddubs_epi16(w1, four));
-                    settle(whole[m][0], whole[m][1]);
+                    add_bytes(whole[m][0], whole[m][1], w0, w1, xs + 4 * m);
                 }
             };
             add(_mm256_and_si256(both0, low), _mm256_and_si256(both1, low), x + k * 8 * M);
             add(_mm256_and_si256(_mm256_srli_epi16(both0, 4), low), _mm256_and_si256(_mm256_srli_epi16(both1, 4), low),
                 x + k * 8 * M + 4 * M);
         }
-        for (int v = 0; v < 2; ++v) {
-            const __m256 scale = halves_at(halves + g * 2 * PANEL + 8 * v);
-            const __m256 least = halves_at(halves + g * 2 * PANEL + PANEL + 8 * v);
+        const std::uint16_t* at = halves + g * 2 * PANEL;
+        const __m256 scales[2] = {halves_at(at), halves_at(at + 8)};
+        const __m256 leasts[2] = {halves_at(at + PANEL), halves_at(at + PANEL + 8)};
 #pragma GCC unroll 4
-            for (int m = 0; m < M; ++m) {
-                const float* worth = x_scales + (g * M + m) * 2;
-                float* sums = out + m * PANEL + 8 * v;
+        for (int m = 0; m < M; ++m) {
+            const float* of = x_scales + (g * M + m) * 2;
+            const __m256 worth = _mm256_broadcast_ss(of), all = _mm256_broadcast_ss(of + 1);
+            for (int v = 0; v < 2; ++v) {
                 const __m256 exact = _mm256_cvtepi32_ps(_mm256_madd_epi16(whole[m][v], ones));
-                const __m256 step = _mm256_mul_ps(scale, _mm256_broadcast_ss(worth));
-                const __m256 sum = _mm256_fmadd_ps(step, exact, _mm256_loadu_ps(sums));
-                _mm256_storeu_ps(sums, _mm256_fmadd_ps(least, _mm256_broadcast_ss(worth + 1), sum));
+                sums[m][v] = _mm256_fmadd_ps(_mm256_mul_ps(scales[v], worth), exact, sums[m][v]);
+                sums[m][v] = _mm256_fmadd_ps(leasts[v], all, sums[m][v]);
             }
         }
     }
+    put_sums(sums, out);
 }
 
 #include "quantized.inc"

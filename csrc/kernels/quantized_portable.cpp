@@ -32,6 +32,18 @@ inline float half_at(const std::uint16_t* p) {
     return value;
 }
 
+// The nearest whole numbers to x · scale of a group, which are bytes; returns their sum.
+inline std::int32_t put_bytes(const float* x, float scale, std::int8_t* q) {
+    std::int32_t sum = 0;
+    for (std::int64_t i = 0; i < GROUP; ++i) {
+        // Of what isn't a number the outcome doesn't matter, but it has to be one.
+        const float whole = std::nearbyint(x[i] * scale);
+        q[i] = static_cast<std::int8_t>(std::fabs(whole) <= 127.0f ? whole : 0.0f);
+        sum += q[i];
+    }
+    return sum;
+}
+
 template <int M>
 void tile_int8(const std::uint8_t* codes, const std::uint16_t* halves, const std::int8_t* x, const float* x_scales,
                std::int64_t groups, float* out) {
@@ -39,12 +51,13 @@ void tile_int8(const std::uint8_t* codes, const std::uint16_t* halves, const std
     std::fill_n(out, M * PANEL, 0.0f);
     for (std::int64_t g = 0; g < groups; ++g) {
         std::int32_t whole[M][PANEL] = {};
-        for (std::int64_t k = g * 8; k < g * 8 + 8; ++k) {
+        for (std::int64_t k = g * GROUP / 2; k < (g + 1) * GROUP / 2; ++k) {
             for (int m = 0; m < M; ++m) {
-                const std::int8_t* xs = x + k * 8 * M + 8 * m + 4;
+                std::int16_t two[2];
+                std::memcpy(two, x + (k * M + m) * 4, sizeof two);
                 for (int n = 0; n < PANEL; ++n) {
-                    const std::int8_t* w = weights + k * 4 * PANEL + 4 * n;
-                    whole[m][n] += w[0] * xs[0] + w[1] * xs[1] + w[2] * xs[2] + w[3] * xs[3];
+                    const std::int8_t* w = weights + (k * PANEL + n) * 2;
+                    whole[m][n] += w[0] * two[0] + w[1] * two[1];
                 }
             }
         }

@@ -16,7 +16,7 @@ import torch
 
 from shoal.engine.errors import EngineError
 
-VERSION = 4
+VERSION = 5
 """As `shoal_kernels_version` in csrc/kernels/api.cpp."""
 NOT_BUILT = "the package was built without a C++ compiler: install one and build the package again"
 SPIN_SECONDS = 50e-6

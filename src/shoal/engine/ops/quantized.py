@@ -10,7 +10,9 @@ Codes lie in panels of 16 outputs, as csrc/kernels/quantized.h says, from the mo
 memory once, whatever number it is multiplied with.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, Self
 
 import torch
@@ -22,10 +24,10 @@ PANEL = 16
 """Outputs that lie together."""
 GROUP = 32
 """Inputs that share a scale in four bits; inputs are padded to a multiple of it."""
-STEP = 4
+STEPS: Mapping[Scheme, int] = MappingProxyType({"int8": 2, "int4": 4})
 """Inputs of an output that lie side by side."""
 LARGEST = 127
-"""-128 is not used: two products of two bytes then fit in 16 bits."""
+"""-128 is not used: what a step is worth is the same on both sides of zero."""
 CODES = 15
 _SPANS = (1.0, 0.92, 0.84)
 _REFITS = 3
@@ -43,7 +45,7 @@ class QuantizedWeight:
 
     scheme: Scheme
     codes: Tensor
-    """[slots, panels, inputs / 4, 16, 4] int8, or [slots, panels, inputs / 32, 4, 16, 4] uint8, two codes each."""
+    """[slots, panels, inputs / 2, 16, 2] int8, or [slots, panels, inputs / 32, 4, 16, 4] uint8, two codes each."""
     scales: Tensor
     """[slots, panels, inputs / 32, 1, 16] float16; of four bits [slots, panels, inputs / 32, 2, 16] with leasts."""
     outputs: int
@@ -52,11 +54,11 @@ class QuantizedWeight:
     @classmethod
     def empty(cls, scheme: Scheme, outputs: int, inputs: int, slots: int = 1) -> Self:
         """Zeros, whose memory is not touched before `set_rows`."""
-        panels, groups = -(-outputs // PANEL), -(-inputs // GROUP)
+        panels, groups, step = -(-outputs // PANEL), -(-inputs // GROUP), STEPS[scheme]
         if scheme == "int8":
-            codes = torch.zeros(slots, panels, groups * GROUP // STEP, PANEL, STEP, dtype=torch.int8)
+            codes = torch.zeros(slots, panels, groups * GROUP // step, PANEL, step, dtype=torch.int8)
         else:
-            codes = torch.zeros(slots, panels, groups, GROUP // 8, PANEL, STEP, dtype=torch.uint8)
+            codes = torch.zeros(slots, panels, groups, GROUP // 8, PANEL, step, dtype=torch.uint8)
         parts = 1 if scheme == "int8" else 2
         scales = torch.zeros(slots, panels, groups, parts, PANEL, dtype=torch.float16)
         return cls(scheme, codes, scales, outputs, inputs)
@@ -112,14 +114,14 @@ class QuantizedWeight:
         """Take outputs [start, start + n) of the only slot as they are: codes [n, in padded to 32], one a byte, and
         scales [n, 1, groups], of four bits with least values [n, 2, groups].
         """
-        count, parts = len(codes), scales.shape[1]
+        count, parts, step = len(codes), scales.shape[1], STEPS[self.scheme]
         if self.scheme == "int8":
-            laid = codes.view(count, -1, STEP)
+            laid = codes.view(count, -1, step)
         else:
-            pairs = codes.view(count, -1, 2, STEP)
+            pairs = codes.view(count, -1, 2, step)
             laid = pairs[:, :, 0] | (pairs[:, :, 1] << 4)
         # [panels, steps or pairs of them, 16, 4] and [panels, groups, parts, 16] of the only slot.
-        held = self.codes[0].view(self.codes.shape[1], -1, PANEL, STEP)
+        held = self.codes[0].view(self.codes.shape[1], -1, PANEL, step)
         if start % PANEL == 0 and count % PANEL == 0:
             panels = slice(start // PANEL, (start + count) // PANEL)
             held[panels].copy_(laid.view(-1, PANEL, *laid.shape[1:]).transpose(1, 2))
@@ -132,7 +134,7 @@ class QuantizedWeight:
     def exact_codes(self, rows: Tensor | None = None) -> Tensor:
         """Codes of the only slot, [out or as many as rows, in padded] float32."""
         panel, lane = _places(0, self.outputs) if rows is None else (rows // PANEL, rows % PANEL)
-        laid = self.codes[0].view(self.codes.shape[1], -1, PANEL, STEP)[panel, :, lane]
+        laid = self.codes[0].view(self.codes.shape[1], -1, PANEL, STEPS[self.scheme])[panel, :, lane]
         if self.scheme == "int8":
             return laid.flatten(1).float()
         return torch.stack((laid & 15, laid >> 4), 2).flatten(1).float()
