@@ -10,8 +10,8 @@ Every round runs every engine once with the same prompts (new ones each round), 
 are geometric means of the rounds' ratios with Student's 95 % interval, to each peer and to the best of a round. An
 engine that isn't there is named and left out.
 
-Shoal runs in float32 and with the weights that --quantize names; llama.cpp with the GGUF as it is (Q4_1) and with
-the same weights as Q8_0.
+Shoal runs in float32 and with the weights that --quantize names, then with an eight-bit KV cache; llama.cpp with the
+GGUF as it is (Q4_1) and with the same weights as Q8_0, and its own default cache of 16 bits.
 
 Peers are found by options or environment: BENCH_VLLM_PYTHON, BENCH_LLAMACPP_PYTHON (an interpreter each).
 """
@@ -41,6 +41,8 @@ from shoal.bench.target import Target, TargetOptions
 VOCABULARY = 49_000
 """Ids below SmolLM2's 49,152, its special tokens (the first twenty) left out."""
 FIRST_PLAIN = 20
+WARMING = 8
+"""New tokens of a pass that isn't measured."""
 HTTP = ("shoal", "vllm", "llamacpp")
 """Programs that have a server here."""
 
@@ -70,6 +72,11 @@ def prompts(work: Work, streams: int, number: int) -> list[list[int]]:
     return rng.integers(FIRST_PLAIN, VOCABULARY, size=(streams, work.prompt)).tolist()
 
 
+def new_tokens(work: Work, number: int) -> int:
+    """A pass that only warms caches and allocators up needs few."""
+    return work.new if number >= 0 else min(work.new, WARMING)
+
+
 def prefill_measure(engine: Offline, work: Work) -> Measure:
     def measure(streams: int, number: int) -> float:
         seconds, _ = engine.generate(prompts(work, streams, number), 1)
@@ -80,9 +87,10 @@ def prefill_measure(engine: Offline, work: Work) -> Measure:
 
 def offline_measure(engine: Offline, work: Work) -> Measure:
     def measure(streams: int, number: int) -> float:
-        seconds, tokens = engine.generate(prompts(work, streams, number), work.new)
-        if tokens != streams * work.new:
-            raise Absent(f"{engine.kind}: gave {tokens} tokens where {streams * work.new} were asked for")
+        new = new_tokens(work, number)
+        seconds, tokens = engine.generate(prompts(work, streams, number), new)
+        if tokens != streams * new:
+            raise Absent(f"{engine.kind}: gave {tokens} tokens where {streams * new} were asked for")
         return tokens / seconds
 
     return measure
@@ -96,7 +104,7 @@ def http_measure(server: Served, work: Work) -> Measure:
 
 
 async def _burst(url: str, work: Work, streams: int, number: int) -> float:
-    shape = Shape(LengthDraw("fixed", work.prompt), LengthDraw("fixed", work.new))
+    shape = Shape(LengthDraw("fixed", work.prompt), LengthDraw("fixed", new_tokens(work, number)))
     load = at_times(made_up(shape, streams, work.seed, f"{streams}/{number}"), "burst", 1.0, work.seed)
     async with await Target.open(TargetOptions(url, prompt_form="ids")) as target:
         done = await Runner(target, RunOptions(seed=work.seed)).run(load)

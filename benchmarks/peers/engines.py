@@ -31,8 +31,8 @@ KINDS: tuple[Kind, ...] = (
 )
 WEIGHTS: Mapping[Kind, str] = {
     "shoal": "fp32",
-    "shoal-int8": "int8",
-    "shoal-int4": "int4",
+    "shoal-int8": "int8, KV int8",
+    "shoal-int4": "int4, KV int8",
     "vllm": "fp32 eager",
     "transformers": "fp32",
     "llamacpp": "as in the GGUF",
@@ -179,7 +179,7 @@ class Served:
             command = [
                 *(python, "-m", "shoal.cli", "serve", model, "--port", str(port), "--dtype", "float32"),
                 *("--kv-memory", "1G", "--max-model-len", "2048", "--threads", str(setting.threads)),
-                *(() if rounded is None else ("--quantize", rounded)),
+                *(() if rounded is None else ("--quantize", rounded, "--kv-dtype", "int8")),
             ]
         elif kind == "vllm":
             command = [

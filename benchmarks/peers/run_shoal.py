@@ -1,4 +1,4 @@
-"""Shoal's offline engine: float32, or what BENCH_QUANTIZE says."""
+"""Shoal's offline engine: float32, or with weights as BENCH_QUANTIZE says and an eight-bit KV cache."""
 
 import os
 import sys
@@ -19,6 +19,7 @@ def start() -> tuple[Generate, dict[str, str]]:
         sys.argv[1],
         dtype="float32",
         quantize=rounded,
+        kv_dtype="auto" if rounded is None else "int8",
         kv_memory=2**30,
         max_model_len=2048,
         max_num_seqs=64,

@@ -85,6 +85,7 @@ int shoal_attention(int kind, const shoal::Attention* a) { return call(kernels_o
 int shoal_add(int kind, const shoal::Sum* a) { return call(kernels_of(kind)->add, a); }
 int shoal_quantized_linear(int kind, const shoal::QuantizedLinear* a) { return call(quantized_of(kind).linear, a); }
 int shoal_quantized_experts(int kind, const shoal::QuantizedExperts* a) { return call(quantized_of(kind).experts, a); }
+void shoal_quantized_rows(const shoal::QuantizedRows* a) { shoal::quantized_rows(*a); }
 std::int64_t shoal_quantized_peak(int kind, std::int64_t steps) { return quantized_of(kind).peak(steps); }
 
 long long shoal_stack_work(const shoal::Stack* stack) { return shoal::stack_work(*stack); }

@@ -53,6 +53,17 @@ struct QuantizedExperts {
     std::int64_t experts, codes_bytes, scales_bytes;
 };
 
+// Outputs `rows` of an INT8 weight as they are: out [count, in] = scale · code.
+struct QuantizedRows {
+    const std::uint8_t* codes;
+    const void* scales;
+    const std::int64_t* rows;
+    void* out;
+    std::int64_t count, in;
+    Type type;  // of out
+};
+void quantized_rows(const QuantizedRows& a);
+
 struct QuantizedKernels {
     const char* name;
     void (*linear)(const QuantizedLinear&);

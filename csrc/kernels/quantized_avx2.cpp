@@ -71,6 +71,11 @@ inline void add_bytes(__m256i& a, __m256i& b, __m256i w0, __m256i w1, const std:
         : [w0] "x"(w0), [w1] "x"(w1), [x] "m"(*reinterpret_cast<const std::int32_t*>(x)));
 }
 
+// Few rows wait for their weights to come from memory; this asks for those of half a panel later, in good time.
+inline void ask_ahead(const std::uint8_t* codes, std::int64_t bytes) {
+    for (std::int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(codes + 2048 + i);
+}
+
 template <int M>
 inline void put_sums(const __m256 (&sums)[M][2], float* out) {
     for (int m = 0; m < M; ++m) {
@@ -85,6 +90,7 @@ void tile_int8(const std::uint8_t* codes, const std::uint16_t* halves, const std
                std::int64_t groups, float* out) {
     __m256 sums[M][2] = {};
     for (std::int64_t g = 0; g < groups; ++g, codes += GROUP * PANEL, x += 2 * GROUP * M) {
+        ask_ahead(codes, GROUP * PANEL);
         __m256i whole[M][2];
 #pragma GCC unroll 4
         for (int m = 0; m < M; ++m) whole[m][0] = whole[m][1] = _mm256_setzero_si256();
@@ -116,6 +122,7 @@ void tile_int4(const std::uint8_t* codes, const std::uint16_t* halves, const std
     const __m256i ones = _mm256_set1_epi16(1), low = _mm256_set1_epi8(15);
     __m256 sums[M][2] = {};
     for (std::int64_t g = 0; g < groups; ++g, codes += 4 * 64, x += GROUP * M) {
+        ask_ahead(codes, GROUP * PANEL / 2);
         __m256i whole[M][2];
 #pragma GCC unroll 4
         for (int m = 0; m < M; ++m) whole[m][0] = whole[m][1] = _mm256_setzero_si256();

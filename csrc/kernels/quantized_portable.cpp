@@ -113,6 +113,25 @@ std::int64_t peak(std::int64_t steps) {
 }
 }  // namespace
 
+namespace {
+template <class T>
+void put_rows(const QuantizedRows& a) {
+    const std::int64_t groups = (a.in + GROUP - 1) / GROUP;
+    for (std::int64_t r = 0; r < a.count; ++r) {
+        const std::int64_t panel = a.rows[r] / PANEL, lane = a.rows[r] % PANEL;
+        const auto* codes = reinterpret_cast<const std::int8_t*>(a.codes) + panel * PANEL * groups * GROUP;
+        const auto* scales = static_cast<const std::uint16_t*>(a.scales) + panel * groups * PANEL;
+        T* out = static_cast<T*>(a.out) + r * a.in;
+        for (std::int64_t i = 0; i < a.in; ++i) {
+            const float scale = half_at(scales + i / GROUP * PANEL + lane);
+            narrow(scale * codes[(i / 2 * PANEL + lane) * 2 + i % 2], out + i);
+        }
+    }
+}
+}  // namespace
+
+void quantized_rows(const QuantizedRows& a) { a.type == FLOAT32 ? put_rows<float>(a) : put_rows<bf16>(a); }
+
 extern const QuantizedKernels portable_quantized{"portable", quantized_linear, quantized_experts, peak};
 
 }  // namespace shoal

@@ -149,6 +149,19 @@ def test_a_row_is_the_same_bits_in_any_batch(kernels: Kernels, scheme: Scheme) -
         )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(("outputs", "inputs"), [(33, 70), (200, 576)])
+def test_rows_that_are_looked_up(
+    kernels: Kernels, scheme: Scheme, outputs: int, inputs: int, dtype: torch.dtype
+) -> None:
+    weight = QuantizedWeight.of(scheme, torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(5)))
+    rows = torch.tensor([outputs - 1, 0, 17, 17])
+    found = kernels.quantized_rows(weight, rows, dtype)
+    assert torch.equal(found, weight.dequantized(rows).to(dtype))
+    assert kernels.quantized_rows(weight, rows[:0], dtype).shape == (0, inputs)
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("counts", [(0, 0, 0), (1, 0, 7), (5, 4, 0), (0, 130, 1)])
 def test_experts(kernels: Kernels, scheme: Scheme, counts: tuple[int, ...]) -> None:

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shoal.engine import ops
 from shoal.engine.layers.linear import Weight, multiply, quantized, replace_weight, rows_of
 from shoal.engine.layers.loading import Span, Target, empty
 from shoal.engine.ops.quantized import QuantizedWeight
@@ -38,7 +39,7 @@ class Embedding(nn.Module):
 
     def _looked_up(self, tokens: Tensor) -> Tensor:
         if isinstance(self.weight, QuantizedWeight):
-            return self.weight.dequantized(tokens).to(self.dtype)
+            return ops.quantized_rows(self.weight, tokens, self.dtype)
         return F.embedding(tokens, self.weight)
 
     def _gathered(self, tokens: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ grouped_linear = KERNELS.grouped_linear
 swiglu_oai = KERNELS.swiglu_oai
 quantized_linear = KERNELS.quantized_linear
 quantized_experts = KERNELS.quantized_experts
+quantized_rows = KERNELS.quantized_rows
 add_rms_norm = KERNELS.add_rms_norm
 rope_write = KERNELS.rope_write
 
@@ -38,6 +39,7 @@ __all__ = [
     "paged_attention_lse",
     "quantized_experts",
     "quantized_linear",
+    "quantized_rows",
     "rms_norm",
     "rope",
     "rope_write",

@@ -132,6 +132,7 @@ class Kernels:
     swiglu_oai: Callable[[Tensor, float, float], Tensor] = reference_experts.swiglu_oai
     quantized_linear: QuantizedLinear = reference_quantized.quantized_linear
     quantized_experts: QuantizedExperts = reference_quantized.quantized_experts
+    quantized_rows: Callable[[QuantizedWeight, Tensor, torch.dtype], Tensor] = reference_quantized.quantized_rows
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = reference.add_rms_norm
     rope_write: RopeWrite = reference.rope_write
     stack: MakeStack | None = None
@@ -169,6 +170,7 @@ def _native(kind: str | None = None) -> Kernels | None:
         linear=ops.linear,
         quantized_linear=quantized.quantized_linear,
         quantized_experts=quantized.quantized_experts,
+        quantized_rows=quantized.quantized_rows,
         rope_write=ops.rope_write,
         paged_attention=ops.paged_attention,
         paged_attention_lse=ops.paged_attention_lse,

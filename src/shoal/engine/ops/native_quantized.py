@@ -15,6 +15,7 @@ from shoal.engine.ops.reference_quantized import Gate
 # As csrc/kernels/quantized.h has them.
 _LINEAR = struct.Struct("7P6qf4i4x")
 _EXPERTS = struct.Struct("P3q")
+_ROWS = struct.Struct("4P2qi4x")
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _SCHEMES = {"int8": 0, "int4": 1}
 _PROLOGUES: dict[Gate | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2}
@@ -30,7 +31,9 @@ class QuantizedOps:
         for function in (self._linear, self._experts):
             function.argtypes = (ctypes.c_int, ctypes.c_char_p)
             function.restype = ctypes.c_int
-
+        self._rows = library.shoal_quantized_rows
+        self._rows.argtypes = (ctypes.c_char_p,)
+        self._rows.restype = None
         self._library = library
 
     def peak(self, steps: int) -> int:
@@ -50,6 +53,14 @@ class QuantizedOps:
         self._pool.follow()
         if self._linear(self._kind, _pack(x, weight, bias, gate, out)):
             raise KernelError("quantized_linear: out of memory for what it works in")
+        return out
+
+    def quantized_rows(self, weight: QuantizedWeight, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        if weight.scheme != "int8" or dtype not in _TYPES or rows.dtype != torch.int64 or not rows.is_contiguous():
+            return reference_quantized.quantized_rows(weight, rows, dtype)
+        out = torch.empty(len(rows), weight.inputs, dtype=dtype)
+        places = (weight.codes.data_ptr(), weight.scales.data_ptr(), rows.data_ptr(), out.data_ptr())
+        self._rows(_ROWS.pack(*places, len(rows), weight.inputs, _TYPES[dtype]))
         return out
 
     def quantized_experts(

@@ -54,6 +54,11 @@ def _grouped(steps: Tensor, scale: Tensor, weight: QuantizedWeight) -> Tensor:
     return out
 
 
+def quantized_rows(weight: QuantizedWeight, rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Outputs `rows` [T] of the only slot, as they are: [T, in]. Rows are of the weight: nobody checks again."""
+    return weight.dequantized(rows).to(dtype)
+
+
 def quantized_experts(
     x: Tensor,
     counts: Sequence[int],
