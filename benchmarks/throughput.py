@@ -10,8 +10,8 @@ Every round runs every engine once with the same prompts (new ones each round), 
 are geometric means of the rounds' ratios with Student's 95 % interval, to each peer and to the best of a round. An
 engine that isn't there is named and left out.
 
-Shoal runs in float32 and with the weights that --quantize names, then with an eight-bit KV cache; llama.cpp with the
-GGUF as it is (Q4_1) and with the same weights as Q8_0, and its own default cache of 16 bits.
+Shoal runs in float32 and with the weights that --quantize names, then with an eight-bit KV cache; llama.cpp with
+the GGUF as it is (Q4_1) and with the same weights as Q8_0, and its own default cache of 16 bits.
 
 Peers are found by options or environment: BENCH_VLLM_PYTHON, BENCH_LLAMACPP_PYTHON (an interpreter each).
 """

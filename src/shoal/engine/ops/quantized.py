@@ -147,7 +147,7 @@ class QuantizedWeight:
     def dequantized(self, rows: Tensor | None = None) -> Tensor:
         """[out, in] float32 of the only slot, or only some rows [n] of it."""
         codes, scales = self.exact_codes(rows), self.exact_scales(rows)
-        values = codes.view(len(codes), -1, GROUP) * scales[:, 0, :, None]
+        values = codes.view(len(codes), codes.shape[1] // GROUP, GROUP) * scales[:, 0, :, None]
         if self.scheme == "int4":
             values += scales[:, 1, :, None]
         return values.flatten(1)[:, : self.inputs]
