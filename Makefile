@@ -44,7 +44,8 @@ sanitize: .make/dev-$(HASH) $(SANITIZED)
 	SHOAL_KERNELS_LIBRARY=$(SANITIZED) SHOAL_FUZZ_EXAMPLES=$(FUZZ) PYTHONMALLOC=malloc \
 	  LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0 UBSAN_OPTIONS=print_stacktrace=1 \
-	  $(BIN)/python -m pytest -m "not slow" tests/unit/engine/test_kernels_*.py --timeout 3000
+	  $(BIN)/python -m pytest -m "not slow" tests/unit/engine/test_kernels_*.py \
+	  tests/unit/engine/test_ops_quantized.py --timeout 3000
 
 $(SANITIZED): $(wildcard csrc/kernels/*)
 	@mkdir -p $(@D)

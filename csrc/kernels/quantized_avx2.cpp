@@ -57,7 +57,7 @@ inline void add_pairs(__m256i& a, __m256i& b, __m256i w0, __m256i w1, const std:
         "vpaddd %[product], %[a], %[a]\n\t"
         "vpaddd %[four], %[b], %[b]"
         : [a] "+x"(a), [b] "+x"(b), [four] "=&x"(four), [product] "=&x"(product)
-        : [w0] "x"(w0), [w1] "x"(w1), [x] "m"(*reinterpret_cast<const std::int32_t*>(x)));
+        : [w0] "x"(w0), [w1] "x"(w1), [x] "m"(*reinterpret_cast<const char(*)[4]>(x)));
 }
 
 inline void add_bytes(__m256i& a, __m256i& b, __m256i w0, __m256i w1, const std::int8_t* x) {
@@ -68,7 +68,7 @@ inline void add_bytes(__m256i& a, __m256i& b, __m256i w0, __m256i w1, const std:
         "vpaddw %[product], %[a], %[a]\n\t"
         "vpaddw %[four], %[b], %[b]"
         : [a] "+x"(a), [b] "+x"(b), [four] "=&x"(four), [product] "=&x"(product)
-        : [w0] "x"(w0), [w1] "x"(w1), [x] "m"(*reinterpret_cast<const std::int32_t*>(x)));
+        : [w0] "x"(w0), [w1] "x"(w1), [x] "m"(*reinterpret_cast<const char(*)[4]>(x)));
 }
 
 // Few rows wait for their weights to come from memory; this asks for those of half a panel later, in good time.
