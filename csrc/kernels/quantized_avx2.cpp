@@ -47,8 +47,8 @@ inline __m256 halves_at(const std::uint16_t* p) {
 }
 
 // a += w0 · x and b += w1 · x, x the same four bytes for all outputs: pairs of 16-bit numbers added up in 32 bits, or of
-// bytes in 16. Two vectors of twelve sums, of weights and of what lies between take all sixteen registers; compilers
-// left to choose put sums into memory, which takes half of the speed.
+// bytes in 16. Sums of four rows, weights and what lies between fit in twelve of sixteen registers, but compilers left to
+// choose bring loads forward and put sums into memory, which takes half of the speed.
 inline void add_pairs(__m256i& a, __m256i& b, __m256i w0, __m256i w1, const std::int8_t* x) {
     __m256i four, product;
     asm("vpbroadcastd %[x], %[four]\n\t"

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shoal.engine import QUIET_OPENMP
 from shoal.engine.heartbeat import BeatBoard, Lateness
 from shoal.engine.rank_link import Beat, ExecutorEnd, Failed, FromRank, LinkClosed, Setup, Stop, frame
 
@@ -302,10 +303,7 @@ def _environment(threads: int) -> dict[str, str]:
         **os.environ,
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
-        # Threads that spin between operators would take the core from a neighbour rank.
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "GOMP_SPINCOUNT": "0",
-        "KMP_BLOCKTIME": "0",
+        **QUIET_OPENMP,
         "TOKENIZERS_PARALLELISM": "false",
     }
 

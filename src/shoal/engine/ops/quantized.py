@@ -120,7 +120,7 @@ class QuantizedWeight:
         else:
             pairs = codes.view(count, -1, 2, step)
             laid = pairs[:, :, 0] | (pairs[:, :, 1] << 4)
-        # [panels, steps or pairs of them, 16, 4] and [panels, groups, parts, 16] of the only slot.
+        # [panels, steps or pairs of them, 16, step] and [panels, groups, parts, 16] of the only slot.
         held = self.codes[0].view(self.codes.shape[1], -1, PANEL, step)
         if start % PANEL == 0 and count % PANEL == 0:
             panels = slice(start // PANEL, (start + count) // PANEL)
