@@ -44,7 +44,7 @@ int call(void (*kernel)(const Arguments&), const Arguments* arguments) noexcept 
 extern "C" {
 
 // Changes whenever a struct of kernels.h or a function of this file does.
-int shoal_kernels_version() { return 5; }
+int shoal_kernels_version() { return 6; }
 
 // Null beyond the last kind.
 const char* shoal_kernels_name(int kind) {
@@ -88,7 +88,9 @@ int shoal_quantized_experts(int kind, const shoal::QuantizedExperts* a) { return
 void shoal_quantized_rows(const shoal::QuantizedRows* a) { shoal::quantized_rows(*a); }
 std::int64_t shoal_quantized_peak(int kind, std::int64_t steps) { return quantized_of(kind).peak(steps); }
 
-long long shoal_stack_work(const shoal::Stack* stack) { return shoal::stack_work(*stack); }
+long long shoal_stack_work(int kind, const shoal::Stack* stack) {
+    return shoal::stack_work(*kernels_of(kind), quantized_of(kind), *stack);
+}
 // `sums`: as one rank of several; null: alone. 2 + the index of a rank that did not come.
 int shoal_stack(int kind, const shoal::Stack* stack, const shoal::Sums* sums) {
     try {

@@ -48,15 +48,16 @@ struct RmsNorm {
     Type weight_type;  // where it is the wider one, the result is rounded after the product, else before
 };
 
-enum Gate : std::int32_t { SILU = 0, GELU_TANH = 1 };
+enum Gate : std::int32_t { SILU = 0, GELU_TANH = 1, SWIGLU_OAI = 2 };
 
-// out [rows, width] = act(gate) · up, of rows gate | up.
+// out [rows, width] = act(gate) · up, of rows gate | up; SWIGLU_OAI as in engine/ops/reference_experts.py.
 struct GatedProduct {
     const void* gate_up;
     void* out;
     std::int64_t rows, width, stride;
     Gate gate;
     Type type;
+    float limit, alpha;  // of SWIGLU_OAI
 };
 
 // Turns the first `dim` channels of every head of q and k by the row's angles, q in place, and puts k and v into

@@ -1,7 +1,9 @@
 // The threads that kernels share.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 
 namespace shoal {
 
@@ -16,6 +18,18 @@ void parallel(std::size_t tasks, F&& body) {
     run_tasks(
         tasks, [](void* context, std::size_t task) { (*static_cast<F*>(context))(task); },
         const_cast<void*>(static_cast<const void*>(&body)));
+}
+
+constexpr std::int64_t GRAIN = 16384;  // numbers that are worth a task
+
+// Calls f(row) for every row of `width` numbers, as many together as are worth a task.
+template <class F>
+void each_row(std::int64_t rows, std::int64_t width, F f) {
+    const std::int64_t together = std::max<std::int64_t>(1, GRAIN / std::max<std::int64_t>(1, width));
+    parallel(static_cast<std::size_t>((rows + together - 1) / together), [&](std::size_t task) {
+        const auto first = static_cast<std::int64_t>(task) * together;
+        for (std::int64_t row = first; row < std::min(rows, first + together); ++row) f(row);
+    });
 }
 
 // Threads that take part, the caller's included; and for how long an idle one looks for work before it sleeps.

@@ -4,59 +4,60 @@
 
 #include <algorithm>
 
+#include "places.h"
+
 namespace shoal {
 namespace {
 
-constexpr std::int64_t LINE = 64;
+// Intermediates, all [rows, n] without gaps.
+struct StepPlaces {
+    char *normed, *qkv, *attended, *fed, *feeding;
+    std::int64_t end;
 
-std::int64_t bytes_of(Type type) { return type == FLOAT32 ? 4 : 2; }
-std::int64_t whole_lines(std::int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
-
-// Where in `work` each intermediate lies; all are [rows, n] without gaps.
-struct Places {
-    std::int64_t normed = 0, qkv = 0, attended = 0, gate_up = 0, inner = 0, fed = 0, end = 0;
-
-    explicit Places(const Stack& s) {
-        std::int64_t wide = 0, heads = 0, gates = 0;
+    StepPlaces(const Stack& s, const Rows& step) {
+        std::int64_t wide = 0, heads = 0, feeds = 0;
         for (std::int64_t i = 0; i < s.count; ++i) {
             const StackLayer& layer = s.layers[i];
             wide = std::max(wide, layer.qkv.out);
             heads = std::max(heads, layer.out.in);
-            gates = std::max(gates, layer.gate_up.out);
+            feeds = std::max(feeds, layer.experts ? feed_work(step, *layer.experts) : feed_work(step, layer.ffn));
         }
-        const auto take = [&](std::int64_t& place, std::int64_t width) {
-            place = end;
-            end += whole_lines(s.rows * width * bytes_of(s.type));
-        };
-        take(normed, s.hidden);
-        take(qkv, wide);
-        take(attended, heads);
-        take(gate_up, gates);
-        take(inner, gates / 2);
-        take(fed, s.hidden);
+        Places places(static_cast<char*>(s.work));
+        const std::int64_t column = s.rows * step.bytes();
+        normed = places.bytes(column * s.hidden);
+        qkv = places.bytes(column * wide);
+        attended = places.bytes(column * heads);
+        fed = places.bytes(column * s.hidden);
+        feeding = places.bytes(feeds);
+        end = places.end();
     }
 };
+
+Rows rows_of(const Kernels& kernels, const QuantizedKernels& quantized, const Stack& s) {
+    return {kernels, quantized, s.rows, s.hidden, s.type};
+}
 
 class Run {
 public:
     Run(const Kernels& kernels, const QuantizedKernels& quantized, const Stack& stack, const Sums* sums)
-        : k_(kernels), q_(quantized), s_(stack), sums_(sums), at_(stack) {}
+        : k_(kernels), s_(stack), sums_(sums), step_(rows_of(kernels, quantized, stack)), at_(stack, step_) {}
 
     int all() {
         const void* add = nullptr;
         for (std::int64_t i = 0; i < s_.count; ++i) {
             const StackLayer& layer = s_.layers[i];
-            norm(s_.x, add, layer.attention_norm, place(at_.normed));
+            norm(s_.x, add, layer.attention_norm, at_.normed);
             attend(layer);
             if (const int missing = summed(); missing >= 0) return missing;
             if (layer.after_attention_norm) {
-                norm(place(at_.fed), nullptr, layer.after_attention_norm, place(at_.fed));
+                norm(at_.fed, nullptr, layer.after_attention_norm, at_.fed);
             }
-            norm(s_.x, place(at_.fed), layer.ffn_norm, place(at_.normed));
-            feed(layer);
+            norm(s_.x, at_.fed, layer.ffn_norm, at_.normed);
+            layer.experts ? feed(step_, *layer.experts, at_.normed, at_.fed, at_.feeding)
+                          : feed(step_, layer.ffn, at_.normed, at_.fed, at_.feeding);
             if (const int missing = summed(); missing >= 0) return missing;
-            if (layer.after_ffn_norm) norm(place(at_.fed), nullptr, layer.after_ffn_norm, place(at_.fed));
-            add = place(at_.fed);
+            if (layer.after_ffn_norm) norm(at_.fed, nullptr, layer.after_ffn_norm, at_.fed);
+            add = at_.fed;
         }
         if (s_.norm) {
             norm(s_.x, add, s_.norm, s_.out);
@@ -67,13 +68,11 @@ public:
     }
 
 private:
-    char* place(std::int64_t offset) const { return static_cast<char*>(s_.work) + offset; }
-
     // What a layer's half made of this rank's heads or columns, added up over the ranks.
     int summed() const {
         if (!sums_) return -1;
-        const std::uint64_t bytes = s_.rows * s_.hidden * bytes_of(s_.type);
-        return sums_->all_reduce(sums_->group, place(at_.fed), bytes, s_.type == FLOAT32 ? 0 : 1);
+        const std::uint64_t bytes = s_.rows * s_.hidden * step_.bytes();
+        return sums_->all_reduce(sums_->group, at_.fed, bytes, s_.type == FLOAT32 ? 0 : 1);
     }
 
     void norm(void* x, const void* add, const void* weight, void* out) const {
@@ -81,32 +80,10 @@ private:
                             s_.norm_type});
     }
 
-    void product(const Matrix& m, void* x, void* y, Prologue prologue = AS_IS) const {
-        if (!m.packed) {
-            k_.linear(Linear{x, m.w, m.bias, y, s_.rows, m.in, m.out, m.in, m.out, s_.type});
-            return;
-        }
-        QuantizedLinear a{};
-        a.x = x;
-        a.codes = static_cast<const std::uint8_t*>(m.w);
-        a.scales = m.scales;
-        a.bias = m.bias;
-        a.y = y;
-        a.rows = s_.rows;
-        a.in = m.in;
-        a.out = m.out;
-        a.x_stride = prologue == AS_IS ? m.in : 2 * m.in;
-        a.y_stride = m.out;
-        a.scheme = static_cast<Scheme>(m.packed - 1);
-        a.prologue = prologue;
-        a.type = s_.type;
-        q_.linear(a);
-    }
-
     void attend(const StackLayer& layer) const {
-        product(layer.qkv, place(at_.normed), place(at_.qkv));
-        const std::int64_t size = bytes_of(s_.type), stride = layer.qkv.out;
-        char* q = place(at_.qkv);
+        step_.product(layer.qkv, at_.normed, at_.qkv);
+        const std::int64_t size = step_.bytes(), stride = layer.qkv.out;
+        char* q = at_.qkv;
         char* k = q + layer.heads * layer.width * size;
         char* v = k + layer.kv_heads * layer.width * size;
         if (layer.q_norm) {
@@ -120,7 +97,7 @@ private:
                                 layer.interleaved, s_.type, layer.k_scales, layer.v_scales, s_.kv_type});
         Attention a{};
         a.q = q;
-        a.out = place(at_.attended);
+        a.out = at_.attended;
         a.k = layer.k_cache;
         a.v = layer.v_cache;
         a.k_scales = layer.k_scales;
@@ -148,12 +125,12 @@ private:
         a.type = s_.type;
         a.kv_type = s_.kv_type;
         k_.attention(a);
-        product(layer.out, place(at_.attended), place(at_.fed));
+        step_.product(layer.out, at_.attended, at_.fed);
     }
 
     // Heads lie in rows of q | k | v: as many calls as there are heads or rows, whichever are fewer.
     void norm_heads(const StackLayer& layer, char* heads, std::int64_t count, const void* weight) const {
-        const std::int64_t size = bytes_of(s_.type), stride = layer.qkv.out, width = layer.width;
+        const std::int64_t size = step_.bytes(), stride = layer.qkv.out, width = layer.width;
         const bool by_row = s_.rows < count;
         const std::int64_t calls = by_row ? s_.rows : count, rows = by_row ? count : s_.rows;
         const std::int64_t apart = by_row ? stride : width, step = by_row ? width : stride;
@@ -163,28 +140,18 @@ private:
         }
     }
 
-    void feed(const StackLayer& layer) const {
-        char* gate_up = place(at_.gate_up);
-        product(layer.gate_up, place(at_.normed), gate_up);
-        if (layer.down.packed) {
-            product(layer.down, gate_up, place(at_.fed), layer.gate == SILU ? SILU_PRODUCT : GELU_PRODUCT);
-            return;
-        }
-        k_.gated_product(GatedProduct{gate_up, place(at_.inner), s_.rows, layer.down.in, layer.gate_up.out, layer.gate,
-                                      s_.type});
-        product(layer.down, place(at_.inner), place(at_.fed));
-    }
-
     const Kernels& k_;
-    const QuantizedKernels& q_;
     const Stack& s_;
     const Sums* sums_;
-    const Places at_;
+    const Rows step_;
+    const StepPlaces at_;
 };
 
 }  // namespace
 
-std::int64_t stack_work(const Stack& stack) { return Places(stack).end; }
+std::int64_t stack_work(const Kernels& kernels, const QuantizedKernels& quantized, const Stack& stack) {
+    return StepPlaces(stack, rows_of(kernels, quantized, stack)).end;
+}
 
 int run_stack(const Kernels& kernels, const QuantizedKernels& quantized, const Stack& stack, const Sums* sums) {
     return stack.rows ? Run(kernels, quantized, stack, sums).all() : -1;

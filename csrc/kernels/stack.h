@@ -1,22 +1,11 @@
-// A step through many layers in one call: what a model's dense layers are, and what a step brings.
+// A step through many layers in one call: what a model's layers are, and what a step brings.
 #pragma once
 
-#include "kernels.h"
-#include "quantized.h"
+#include "feed.h"
 
 namespace shoal {
 
-// The weight of a product, dense [out, in] or packed.
-struct Matrix {
-    const void* w;
-    const void* scales;  // packed only
-    const void* bias;    // [out]; null: none
-    std::int64_t in, out;
-    std::int32_t packed;  // 0: dense, of the step's type; else 1 + Scheme
-    std::int32_t unused;
-};
-
-// x + attention(norm(x)), then the same with the gated feed-forward network; see engine/models/decoder.py.
+// x + attention(norm(x)), then the same with the feed-forward network; see engine/models/decoder.py.
 struct StackLayer {
     const void* attention_norm;        // [hidden]
     const void* after_attention_norm;  // null: none; likewise below
@@ -29,12 +18,13 @@ struct StackLayer {
     void* v_cache;  // [slots, kv_heads, v_width]
     void* k_scales;  // [slots, kv_heads] of an eight-bit cache
     void* v_scales;
-    Matrix qkv, out, gate_up, down;
+    Matrix qkv, out;
+    GatedFfn ffn;
+    const ExpertsFfn* experts;  // null: `ffn`
     std::int64_t heads, kv_heads, width, v_width, window, dim;
     float scale, softcap;
     std::int32_t rope;  // which angles of the step; -1: nothing is turned
     std::int32_t interleaved;
-    Gate gate;
 };
 
 constexpr int MOST_ROPES = 4;
@@ -66,7 +56,7 @@ struct Sums {
 };
 
 // Bytes that a step of that many rows works in.
-std::int64_t stack_work(const Stack& stack);
+std::int64_t stack_work(const Kernels& kernels, const QuantizedKernels& quantized, const Stack& stack);
 // `sums` null: this rank alone holds the layers. -1, or the index of the rank that did not come.
 int run_stack(const Kernels& kernels, const QuantizedKernels& quantized, const Stack& stack, const Sums* sums);
 

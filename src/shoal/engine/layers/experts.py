@@ -9,6 +9,7 @@ from shoal.engine import ops
 from shoal.engine.layers.linear import Weight
 from shoal.engine.layers.loading import Place, Span, Target, empty
 from shoal.engine.ops.quantized import QuantizedRows, QuantizedWeight, Scheme
+from shoal.engine.ops.stack import GatedFfn, Product
 from shoal.engine.parallel.group import Group
 from shoal.engine.parallel.shard import split
 from shoal.specs.model import FfnSpec
@@ -63,6 +64,17 @@ class Experts(nn.Module):
         if isinstance(self.down, QuantizedWeight) and self.spec.activation == "silu":
             return ops.quantized_experts(gate_up, counts, self.down, bias, "silu")
         return _grouped(activate(gate_up, self.spec), counts, self.down, bias)
+
+    def stacked(self) -> GatedFfn:
+        """All of them as the compiled kernels take them."""
+        spec = self.spec
+        return GatedFfn(
+            Product(self.gate_up, self.gate_up_bias),
+            Product(self.down, self.down_bias if self.adds_bias else None),
+            spec.activation,
+            torch.inf if spec.swiglu_limit is None else spec.swiglu_limit,
+            spec.swiglu_alpha,
+        )
 
     def weights(self) -> list[Tensor]:
         """What an expert consists of; the first dimension is the slot."""

@@ -11,6 +11,7 @@ from shoal.engine.layers.linear import Linear
 from shoal.engine.layers.loading import Target
 from shoal.engine.layers.mlp import GatedMlp
 from shoal.engine.layers.router import Router, Routing
+from shoal.engine.ops.stack import ExpertsFfn, Product
 from shoal.engine.parallel.group import SoloGroup
 from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.parallel.shard import split
@@ -94,6 +95,22 @@ class MoeFfn(nn.Module):
             before, after = out.new_zeros(own.start, out.shape[1]), out.new_zeros(len(x) - own.stop, out.shape[1])
             out = torch.cat((before, out, after))
         return out, shared
+
+    def stacked(self) -> ExpertsFfn | None:
+        """What the compiled kernels take in one call with the rest of a layer; None where they can't."""
+        shared = None if self.shared is None else self.shared.stacked()
+        if self.exchange is not None or (self.shared is not None and shared is None):
+            return None
+        gate = self.shared_gate
+        return ExpertsFfn(
+            router=self.router.spec,
+            router_weight=self.router.weight,
+            router_bias=self.router.bias,
+            correction=self.router.correction,
+            routed=self.experts.stacked(),
+            shared=shared,
+            shared_gate=None if gate is None else Product(gate.weight, gate.bias),
+        )
 
     def place(self, placement: LayerPlacement) -> None:
         """Fetch and give away experts so that they are where `placement` says. All ranks of `ep` call it."""

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shoal.engine import ops
 from shoal.engine.layers.loading import Target, empty
 from shoal.specs.model import RouterSpec
 
@@ -34,7 +34,7 @@ class Router(nn.Module):
         self.correction = empty((spec.experts,), torch.float32, device) if spec.correction_bias else None
 
     def forward(self, x: Tensor) -> Routing:
-        return choose_experts(F.linear(x.float(), self.weight, self.bias), self.spec, self.correction)
+        return choose_experts(ops.linear(x.float(), self.weight, self.bias), self.spec, self.correction)
 
     def targets(self, name: str) -> dict[str, Target]:
         found = {f"{name}.weight": Target(self.weight)}

@@ -26,7 +26,7 @@ from shoal.engine.layers.moe import MoeFfn
 from shoal.engine.layers.norm import RmsNorm
 from shoal.engine.layers.rope import RotaryEmbedding
 from shoal.engine.models.names import NormNames, canonical, of_an_expert
-from shoal.engine.ops.stack import DenseLayer, Product, Stack
+from shoal.engine.ops.stack import Product, Stack, StackLayer
 from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.parallel.placement import own_layers
 from shoal.engine.parallel.shm import ShmGroup
@@ -86,23 +86,22 @@ class DecoderLayer(nn.Module):
         out: Tensor = x + fed
         return out
 
-    def dense(self, rope: int | None) -> DenseLayer | None:
-        """What this rank has of the layer, if that is grouped-query attention and a gated network; `rope` is which
-        of the model's rotations it uses.
+    def stacked(self, rope: int | None) -> StackLayer | None:
+        """What this rank has of the layer, if the kernels may know it: grouped-query attention and a network, or
+        experts, that are all here; `rope` is which of the model's rotations it uses.
         """
-        attention, mlp = self.attention, self.mlp
-        if not isinstance(attention, Attention) or not isinstance(mlp, GatedMlp):
+        attention, ffn = self.attention, self.mlp.stacked()
+        if not isinstance(attention, Attention) or ffn is None or attention.cp.size > 1:
             return None
-        shared = attention.out.group.size > 1
         # A bias is added once, after the sum over ranks.
-        if attention.cp.size > 1 or (shared and (attention.out.bias is not None or mlp.down.bias is not None)):
+        if attention.out.group.size > 1 and attention.out.bias is not None:
             return None
         spec = attention.spec
 
         def weight(norm: RmsNorm | None) -> Tensor | None:
             return None if norm is None else norm.weight
 
-        return DenseLayer(
+        return StackLayer(
             attention_norm=self.attention_norm.weight,
             after_attention_norm=weight(self.after_attention_norm),
             ffn_norm=self.ffn_norm.weight,
@@ -112,8 +111,7 @@ class DecoderLayer(nn.Module):
             sinks=attention.sinks,
             qkv=Product(attention.qkv.weight, attention.qkv.bias),
             out=Product(attention.out.weight, attention.out.bias),
-            gate_up=Product(mlp.gate_up.weight, mlp.gate_up.bias),
-            down=Product(mlp.down.weight, mlp.down.bias),
+            ffn=ffn,
             heads=attention.heads,
             kv_heads=attention.kv_heads,
             width=spec.head_dim,
@@ -124,7 +122,6 @@ class DecoderLayer(nn.Module):
             rope=rope,
             rope_dim=0 if spec.rope is None else spec.rope.dim,
             interleaved=attention.interleaved,
-            gate=mlp.activation,
         )
 
     def targets(self, names: NormNames) -> dict[str, Target]:
@@ -206,7 +203,7 @@ class CausalLM(nn.Module):
         """All layers in one call of the kernels, if they have one; made when weights and cache are there."""
         if self._stack is None or self._stack[0] is not kv:
             pairs = zip(self.layers, self.rope_of_layer, strict=True)
-            layers = [layer.dense(rope) if isinstance(layer, DecoderLayer) else None for layer, rope in pairs]
+            layers = [layer.stacked(rope) if isinstance(layer, DecoderLayer) else None for layer, rope in pairs]
             known = [layer for layer in layers if layer is not None]
             made = None
             if ops.KERNELS.stack is not None and len(known) == len(layers):

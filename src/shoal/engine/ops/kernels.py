@@ -16,9 +16,10 @@ from shoal.engine.ops import cpu, reference, reference_attention, reference_expe
 from shoal.engine.ops.native import NativeOps
 from shoal.engine.ops.native_library import backend
 from shoal.engine.ops.native_quantized import QuantizedOps
+from shoal.engine.ops.native_stack import NativeStack
 from shoal.engine.ops.quantized import QuantizedWeight
 from shoal.engine.ops.reference_quantized import Gate
-from shoal.engine.ops.stack import DenseLayer, NativeStack, Stack, runs_stack
+from shoal.engine.ops.stack import Stack, StackLayer, runs_stack
 from shoal.engine.parallel.sums import RankSums
 
 
@@ -97,7 +98,7 @@ class GroupedLinear(Protocol):
 class MakeStack(Protocol):
     def __call__(
         self,
-        layers: Sequence[DenseLayer],
+        layers: Sequence[StackLayer],
         caches: Sequence[LayerKv],
         norm: Tensor | None,
         eps: float,
@@ -167,6 +168,7 @@ def _native(kind: str | None = None) -> Kernels | None:
         add_rms_norm=ops.add_rms_norm,
         silu_mul=ops.silu_mul,
         gelu_mul=ops.gelu_mul,
+        swiglu_oai=ops.swiglu_oai,
         linear=ops.linear,
         quantized_linear=quantized.quantized_linear,
         quantized_experts=quantized.quantized_experts,
@@ -182,7 +184,7 @@ def _native(kind: str | None = None) -> Kernels | None:
 def _native_stack(
     library: ctypes.CDLL,
     kind: str,
-    layers: Sequence[DenseLayer],
+    layers: Sequence[StackLayer],
     caches: Sequence[LayerKv],
     norm: Tensor | None,
     eps: float,

@@ -25,7 +25,7 @@ _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _CACHE_TYPES = {**_TYPES, torch.int8: 2}
 _MOST_WIDTH = 1024
 """As in csrc/kernels/kernels.h."""
-_SILU, _GELU_TANH = 0, 1
+_SILU, _GELU_TANH, _SWIGLU_OAI = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +149,22 @@ class NativeOps:
         out = self._gated_product(gate_up, _GELU_TANH) if approximate == "tanh" else None
         return reference.gelu_mul(gate_up, approximate) if out is None else out
 
-    def _gated_product(self, gate_up: Tensor, gate: int) -> Tensor | None:
+    def swiglu_oai(self, gate_up: Tensor, limit: float, alpha: float) -> Tensor:
+        out = self._gated_product(gate_up, _SWIGLU_OAI, limit, alpha)
+        return reference_experts.swiglu_oai(gate_up, limit, alpha) if out is None else out
+
+    def _gated_product(
+        self, gate_up: Tensor, gate: int, limit: float = 0.0, alpha: float = 0.0
+    ) -> Tensor | None:
         kind = _TYPES.get(gate_up.dtype)
         if kind is None or not gate_up.is_cpu or gate_up.dim() != 2 or gate_up.stride(1) != 1:
             return None
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = gate_up.new_empty(rows, width)
         self._gated(
-            GATED_PRODUCT.pack(gate_up.data_ptr(), out.data_ptr(), rows, width, gate_up.stride(0), gate, kind)
+            GATED_PRODUCT.pack(
+                gate_up.data_ptr(), out.data_ptr(), rows, width, gate_up.stride(0), gate, kind, limit, alpha
+            )
         )
         return out
 

@@ -16,7 +16,7 @@ import torch
 
 from shoal.engine.errors import EngineError
 
-VERSION = 5
+VERSION = 6
 """As `shoal_kernels_version` in csrc/kernels/api.cpp."""
 NOT_BUILT = "the package was built without a C++ compiler: install one and build the package again"
 SPIN_SECONDS = 50e-6
@@ -25,7 +25,7 @@ SPIN_SECONDS = 50e-6
 LINEAR = struct.Struct("4P5qi")
 LINEAR_INT8 = struct.Struct("6P6qi")
 RMS_NORM = struct.Struct("4P5qf2i")
-GATED_PRODUCT = struct.Struct("2P3q2i")
+GATED_PRODUCT = struct.Struct("2P3q2i2f")
 ROPE_WRITE = struct.Struct("8P9q2i2Pi")
 ATTENTION = struct.Struct("9P15q2f2i2P")
 
