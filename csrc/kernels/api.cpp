@@ -4,6 +4,7 @@
 #include "kernels.h"
 #include "pool.h"
 #include "quantized.h"
+#include "scratch.h"
 #include "stack.h"
 
 namespace {
@@ -87,6 +88,19 @@ int shoal_quantized_linear(int kind, const shoal::QuantizedLinear* a) { return c
 int shoal_quantized_experts(int kind, const shoal::QuantizedExperts* a) { return call(quantized_of(kind).experts, a); }
 void shoal_quantized_rows(const shoal::QuantizedRows* a) { shoal::quantized_rows(*a); }
 std::int64_t shoal_quantized_peak(int kind, std::int64_t steps) { return quantized_of(kind).peak(steps); }
+
+// x [rows, hidden] -> out [rows, hidden]
+int shoal_experts(int kind, const shoal::ExpertsFfn* ffn, void* x, void* out, std::int64_t rows, std::int64_t hidden,
+                  std::int32_t type) {
+    try {
+        const shoal::Rows step{*kernels_of(kind), quantized_of(kind), rows, hidden, static_cast<shoal::Type>(type)};
+        shoal::Scratch<char> work;
+        shoal::feed(step, *ffn, x, out, work.take(static_cast<std::size_t>(shoal::feed_work(step, *ffn))));
+        return 0;
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+}
 
 long long shoal_stack_work(int kind, const shoal::Stack* stack) {
     return shoal::stack_work(*kernels_of(kind), quantized_of(kind), *stack);

@@ -1,10 +1,12 @@
 """A mixture-of-experts FFN: route, bring rows to their experts, compute, weigh, add up."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from shoal.engine import ops
 from shoal.engine.layers.dispatch import ExpertExchange
 from shoal.engine.layers.experts import Experts
 from shoal.engine.layers.linear import Linear
@@ -59,14 +61,28 @@ class MoeFfn(nn.Module):
             self.shared.down.group = SoloGroup("tp", mesh.rank)
             self.shared_gate = Linear(hidden, 1, False, dtype, device) if spec.shared_gate else None
 
+        self._asked = False
+        self._call: Callable[[Tensor], Tensor] | None = None
+
     def forward(self, x: Tensor) -> Tensor:
-        if self.exchange is None:
+        at_once = self._at_once(x.dtype)
+        if at_once is not None:
+            out, shared = at_once(x), None
+        elif self.exchange is None:
             out, shared = self._routed(x), self._shared(x)
         else:
             out, shared = self._exchanged(x, self.exchange)
         if shared is not None:
             out = out + shared
         return self.tp.all_reduce(out) if self.tp.size > 1 and len(out) else out
+
+    def _at_once(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor] | None:
+        """All of it but the sum over ranks in one call of the kernels, if they have it; made when weights are."""
+        if not self._asked:
+            self._asked, found = True, self.stacked()
+            if found is not None and ops.KERNELS.experts is not None:
+                self._call = ops.KERNELS.experts(found, dtype)
+        return self._call
 
     def _shared(self, x: Tensor) -> Tensor | None:
         if self.shared is None:

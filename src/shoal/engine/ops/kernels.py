@@ -16,10 +16,10 @@ from shoal.engine.ops import cpu, reference, reference_attention, reference_expe
 from shoal.engine.ops.native import NativeOps
 from shoal.engine.ops.native_library import backend
 from shoal.engine.ops.native_quantized import QuantizedOps
-from shoal.engine.ops.native_stack import NativeStack
+from shoal.engine.ops.native_stack import NativeExperts, NativeStack
 from shoal.engine.ops.quantized import QuantizedWeight
 from shoal.engine.ops.reference_quantized import Gate
-from shoal.engine.ops.stack import Stack, StackLayer, runs_stack
+from shoal.engine.ops.stack import ExpertsFfn, Stack, StackLayer, runs_experts, runs_stack
 from shoal.engine.parallel.sums import RankSums
 
 
@@ -113,6 +113,12 @@ class MakeStack(Protocol):
         ...
 
 
+class MakeExperts(Protocol):
+    def __call__(self, ffn: ExpertsFfn, dtype: torch.dtype) -> Callable[[Tensor], Tensor] | None:
+        """Experts and the choice among them as one call, x [T, H] -> [T, H]; None where they can't be."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """One implementation of every op; what each computes is said in `reference`.
@@ -138,6 +144,8 @@ class Kernels:
     rope_write: RopeWrite = reference.rope_write
     stack: MakeStack | None = None
     """None: layers run op by op."""
+    experts: MakeExperts | None = None
+    """None: experts run op by op."""
 
 
 REFERENCE = Kernels(
@@ -178,6 +186,7 @@ def _native(kind: str | None = None) -> Kernels | None:
         paged_attention_lse=ops.paged_attention_lse,
         grouped_linear=ops.grouped_linear,
         stack=partial(_native_stack, found.library, kind),
+        experts=partial(_native_experts, found.library, kind),
     )
 
 
@@ -195,6 +204,12 @@ def _native_stack(
     if not runs_stack(layers, caches, norm, dtype, ropes):
         return None
     return NativeStack(library, kind, layers, caches, norm, eps, sums)
+
+
+def _native_experts(
+    library: ctypes.CDLL, kind: str, ffn: ExpertsFfn, dtype: torch.dtype
+) -> Callable[[Tensor], Tensor] | None:
+    return NativeExperts(library, kind, ffn) if runs_experts(ffn, dtype) else None
 
 
 # Best first. An entry gives None where it can't run: not built, or not for this processor.

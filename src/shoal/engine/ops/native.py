@@ -153,9 +153,7 @@ class NativeOps:
         out = self._gated_product(gate_up, _SWIGLU_OAI, limit, alpha)
         return reference_experts.swiglu_oai(gate_up, limit, alpha) if out is None else out
 
-    def _gated_product(
-        self, gate_up: Tensor, gate: int, limit: float = 0.0, alpha: float = 0.0
-    ) -> Tensor | None:
+    def _gated_product(self, gate_up: Tensor, gate: int, limit: float = 0.0, alpha: float = 0.0) -> Tensor | None:
         kind = _TYPES.get(gate_up.dtype)
         if kind is None or not gate_up.is_cpu or gate_up.dim() != 2 or gate_up.stride(1) != 1:
             return None

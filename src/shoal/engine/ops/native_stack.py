@@ -183,6 +183,32 @@ class NativeStack:
         return out
 
 
+class NativeExperts:
+    """Experts and the choice among them on the compiled kernels, x [T, H] -> [T, H]."""
+
+    def __init__(self, library: ctypes.CDLL, kind: str, ffn: ExpertsFfn) -> None:
+        """`ffn` passes `runs_experts`."""
+        self._run = library.shoal_experts
+        self._run.argtypes = (
+            ctypes.c_int,
+            ctypes.POINTER(_Experts),
+            *(ctypes.c_void_p, ctypes.c_void_p),
+            *(ctypes.c_int64, ctypes.c_int64),
+            ctypes.c_int32,
+        )
+        self._run.restype = ctypes.c_int
+        self._kind, self._pool = kind_index(library, kind), Pool(library)
+        self._kept, self._ffn = ffn, _experts(ffn)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        self._pool.follow()
+        if self._run(self._kind, self._ffn, x.data_ptr(), out.data_ptr(), *x.shape, TYPES[x.dtype]):
+            raise KernelError("experts: out of memory for what they work in")
+        return out
+
+
 def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 

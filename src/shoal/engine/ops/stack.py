@@ -4,7 +4,7 @@ Between two kernels called from Python lie tens of microseconds, and a decode st
 Results are those of the ops called one by one: the same bits, but for the weights of experts, which are a softmax.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol
@@ -99,13 +99,6 @@ def runs_stack(
     """Whether the compiled kernels can run these layers in one call."""
     norms = [part for layer in layers for part in _norms(layer)]
     norms += [] if norm is None else [norm]
-    dense = [
-        part
-        for layer in layers
-        for product in _products(layer)
-        for part in (product.weight, product.bias)
-        if isinstance(part, Tensor)
-    ]
     cached = [part for kv in caches for part in kv.parts]
     return (
         bool(layers)
@@ -113,11 +106,21 @@ def runs_stack(
         and dtype in TYPES
         and len({part.dtype for part in norms}) == 1
         and norms[0].dtype in TYPES
-        and all(part.dtype == dtype and part.is_contiguous() and part.is_cpu for part in dense)
+        and all(_fit(_products(layer), dtype) for layer in layers)
         and all(part.is_contiguous() for part in cached)
         and all(kv.k.dtype in (dtype, torch.int8) for kv in caches)
         and all(_knows(layer.ffn) for layer in layers)
     )
+
+
+def runs_experts(ffn: ExpertsFfn, dtype: torch.dtype) -> bool:
+    """Whether the compiled kernels can run them in one call."""
+    return dtype in TYPES and _fit(_products_of(ffn), dtype) and _knows(ffn)
+
+
+def _fit(products: Iterable[Product], dtype: torch.dtype) -> bool:
+    parts = [part for product in products for part in (product.weight, product.bias) if isinstance(part, Tensor)]
+    return all(part.dtype == dtype and part.is_contiguous() and part.is_cpu for part in parts)
 
 
 def _norms(layer: StackLayer) -> Iterator[Tensor]:
@@ -149,6 +152,9 @@ def _knows(ffn: GatedFfn | ExpertsFfn) -> bool:
         and (ffn.shared is None or _knows(ffn.shared))
         and ffn.router.experts <= MOST_EXPERTS
         and ffn.router.scoring in ("softmax", "sigmoid")
+        and (
+            ffn.router.groups == 1 or ffn.router.group_score == "max" or ffn.router.experts >= 2 * ffn.router.groups
+        )
         # A rank of many may hold no inner column of an expert.
         and _inputs(ffn.routed.down.weight) > 0
     )
