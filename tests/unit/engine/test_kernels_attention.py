@@ -127,6 +127,27 @@ def test_long_contexts_are_merged_from_spans(kind, threads, window) -> None:
 
 
 @kinds
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("heads", [(3, 3), (5, 6), (2, 25)])
+def test_many_sequences_whose_heads_are_read_together(kind, heads, window, kv_dtype) -> None:
+    lengths = [(1, 70 * i) for i in range(20)] + [(3, 40)]
+    _check(kind, lengths, Sizes(heads, 24, 16, 4), (0, 1), torch.float32, kv_dtype, window, None, False, 1.0, 3)
+
+
+@kinds
+@pytest.mark.parametrize("worth", [0.0, torch.nan])
+def test_a_key_that_a_row_does_not_see_may_be_worth_anything(kind, worth) -> None:
+    sizes = Sizes((1, 1), 8, 8, 4)
+    batch, blocks = _batch([(6, 0)], 4, (0, 1), 0)
+    q, kv = numbers((6, 1, 8), 1.0, torch.float32, 3), _cache((blocks, 4, 1), sizes, torch.int8, 0)
+    assert kv.k_scales is not None
+    right = ops_of(kind).paged_attention(q, kv, batch, 0.3)
+    kv.k_scales.view(-1)[batch.slots[-1]] = worth
+    assert torch.equal(ops_of(kind).paged_attention(q, kv, batch, 0.3)[:-1], right[:-1])
+
+
+@kinds
 def test_a_row_that_sees_no_key_is_zero_and_minus_infinity(kind) -> None:
     """The second of two ranks has no key of a sequence of one token."""
     batch, blocks = _batch([(1, 0), (2, 3)], 4, (1, 2), 0)
