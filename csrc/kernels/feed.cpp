@@ -61,7 +61,7 @@ QuantizedLinear packed_product(const Rows& step, const Matrix& m, void* x, void*
     a.rows = step.rows;
     a.in = m.in;
     a.out = m.out;
-    a.x_stride = prologue == AS_IS ? m.in : 2 * m.in;
+    a.x_stride = prologue == SILU_PRODUCT || prologue == GELU_PRODUCT ? 2 * m.in : m.in;
     a.y_stride = m.out;
     a.scheme = static_cast<Scheme>(m.packed - 1);
     a.prologue = prologue;
@@ -69,8 +69,8 @@ QuantizedLinear packed_product(const Rows& step, const Matrix& m, void* x, void*
     return a;
 }
 
-void feed(const Rows& step, const GatedFfn& ffn, void* x, void* out, const GatedPlaces& at) {
-    step.product(ffn.gate_up, x, at.gate_up);
+// What follows the first product.
+void gate_and_down(const Rows& step, const GatedFfn& ffn, void* out, const GatedPlaces& at) {
     gate(step, ffn, at);
     step.product(ffn.down, gates_within(ffn) ? at.gate_up : at.inner, out, prologue_of(ffn));
 }
@@ -151,7 +151,10 @@ void feed(const Rows& step, const ExpertsFfn& ffn, T* x, T* out, const ExpertPla
     gate(at.routed, first, at.inner);
     product_of_each(at.routed, first.down, ffn.down_bytes, ffn.down_scales_bytes, router, at.routing.counts,
                     gates_within(first) ? at.inner.gate_up : at.inner.inner, at.sorted, prologue_of(first));
-    if (ffn.shared.gate_up.w) feed(step, ffn.shared, x, at.shared_out, at.shared);
+    if (ffn.shared.gate_up.w) {
+        step.product(ffn.shared.gate_up, x, at.shared.gate_up);
+        gate_and_down(step, ffn.shared, at.shared_out, at.shared);
+    }
     if (ffn.shared_gate.w) step.product(ffn.shared_gate, x, at.shared_gates);
     combine(step, ffn, at, out);
 }
@@ -166,9 +169,29 @@ void Rows::product(const Matrix& m, void* x, void* y, Prologue prologue) const {
     }
 }
 
-void feed(const Rows& step, const GatedFfn& ffn, void* x, void* out, char* work) {
+void Rows::norm(const Norm& norm, void* x, void* out) const {
+    kernels.rms_norm(RmsNorm{x, norm.add, norm.weight, out, rows, hidden, hidden, hidden, hidden, norm.eps, type, norm.type});
+}
+
+void Rows::product_of_normed(const Matrix& m, const Norm& norm, void* x, void* normed, void* y) const {
+    if (!m.packed) {
+        this->norm(norm, x, normed);
+        product(m, normed, y);
+        return;
+    }
+    QuantizedLinear a = packed_product(*this, m, x, y, NORM);
+    a.add = norm.add;
+    a.norm = norm.weight;
+    a.eps = norm.eps;
+    a.norm_type = norm.type;
+    quantized.linear(a);
+}
+
+void feed(const Rows& step, const GatedFfn& ffn, const Norm& norm, void* x, void* normed, void* out, char* work) {
     Places places(work);
-    feed(step, ffn, x, out, GatedPlaces(places, step, ffn));
+    const GatedPlaces at(places, step, ffn);
+    step.product_of_normed(ffn.gate_up, norm, x, normed, at.gate_up);
+    gate_and_down(step, ffn, out, at);
 }
 
 void feed(const Rows& step, const ExpertsFfn& ffn, void* x, void* out, char* work) {

@@ -34,6 +34,14 @@ struct ExpertsFfn {
     Matrix shared_gate;  // [1, hidden], whose sigmoid scales what the shared ones made; `w` null: none
 };
 
+// x + add, which is left in x, normed.
+struct Norm {
+    const void* add;  // null: none
+    const void* weight;
+    float eps;
+    Type type;  // of the weight
+};
+
 // Kernels as they are called on the rows of one step.
 struct Rows {
     const Kernels& kernels;
@@ -44,10 +52,15 @@ struct Rows {
     std::int64_t bytes() const { return type == FLOAT32 ? 4 : 2; }  // of a number
     // y [rows, out] = f(x) · wᵀ + bias
     void product(const Matrix& m, void* x, void* y, Prologue prologue = AS_IS) const;
+    // y [rows, out] = norm(x) · wᵀ + bias; dense weights take what is normed from `normed` [rows, hidden].
+    void product_of_normed(const Matrix& m, const Norm& norm, void* x, void* normed, void* y) const;
+    void norm(const Norm& norm, void* x, void* out) const;
 };
 
-// x [rows, hidden] -> out [rows, hidden], which may not overlap, in `work` of as many bytes as the other function says.
-void feed(const Rows& step, const GatedFfn& ffn, void* x, void* out, char* work);
+// norm(x) [rows, hidden] -> out [rows, hidden], which may be what is added to x. In `normed` [rows, hidden], and in `work`
+// of as many bytes as the other functions say.
+void feed(const Rows& step, const GatedFfn& ffn, const Norm& norm, void* x, void* normed, void* out, char* work);
+// x [rows, hidden] -> out [rows, hidden], which may not overlap.
 void feed(const Rows& step, const ExpertsFfn& ffn, void* x, void* out, char* work);
 std::int64_t feed_work(const Rows& step, const GatedFfn& ffn);
 std::int64_t feed_work(const Rows& step, const ExpertsFfn& ffn);

@@ -30,14 +30,14 @@ enum Prologue : std::int32_t { AS_IS = 0, SILU_PRODUCT = 1, GELU_PRODUCT = 2, NO
 //     INT4   w = scale · code + least, 0 … 15      y = Σ over groups of x_scale · (scale · Σ xq · code + least · Σ xq)
 struct QuantizedLinear {
     void* x;                   // [rows, in]; of the products [rows, 2 · in], gate | up
-    const void* add;           // NORM: [rows, in] that is added to x, in its place, before; null: none
+    const void* add;           // NORM: [rows, in] without gaps that is added to x, in its place, before; null: none
     const void* norm;          // NORM: [in]
     const std::uint8_t* codes;
     const void* scales;  // half, [panels, in / GROUP, PANEL]; INT4: [panels, in / GROUP, 2, PANEL], with leasts
     const void* bias;          // [out]; null: none
     void* y;
     std::int64_t rows, in, out;
-    std::int64_t x_stride, add_stride, y_stride;
+    std::int64_t x_stride, y_stride;
     float eps;
     Scheme scheme;
     Prologue prologue;

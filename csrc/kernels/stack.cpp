@@ -46,21 +46,22 @@ public:
         const void* add = nullptr;
         for (std::int64_t i = 0; i < s_.count; ++i) {
             const StackLayer& layer = s_.layers[i];
-            norm(s_.x, add, layer.attention_norm, at_.normed);
-            attend(layer);
+            attend(layer, norm_of(layer.attention_norm, add));
             if (const int missing = summed(); missing >= 0) return missing;
-            if (layer.after_attention_norm) {
-                norm(at_.fed, nullptr, layer.after_attention_norm, at_.fed);
+            if (layer.after_attention_norm) step_.norm(norm_of(layer.after_attention_norm), at_.fed, at_.fed);
+            const Norm before = norm_of(layer.ffn_norm, at_.fed);
+            if (layer.experts) {
+                step_.norm(before, s_.x, at_.normed);
+                feed(step_, *layer.experts, at_.normed, at_.fed, at_.feeding);
+            } else {
+                feed(step_, layer.ffn, before, s_.x, at_.normed, at_.fed, at_.feeding);
             }
-            norm(s_.x, at_.fed, layer.ffn_norm, at_.normed);
-            layer.experts ? feed(step_, *layer.experts, at_.normed, at_.fed, at_.feeding)
-                          : feed(step_, layer.ffn, at_.normed, at_.fed, at_.feeding);
             if (const int missing = summed(); missing >= 0) return missing;
-            if (layer.after_ffn_norm) norm(at_.fed, nullptr, layer.after_ffn_norm, at_.fed);
+            if (layer.after_ffn_norm) step_.norm(norm_of(layer.after_ffn_norm), at_.fed, at_.fed);
             add = at_.fed;
         }
         if (s_.norm) {
-            norm(s_.x, add, s_.norm, s_.out);
+            step_.norm(norm_of(s_.norm, add), s_.x, s_.out);
         } else {
             k_.add(Sum{s_.x, add, s_.out, s_.rows * s_.hidden, s_.type});
         }
@@ -75,13 +76,10 @@ private:
         return sums_->all_reduce(sums_->group, at_.fed, bytes, s_.type == FLOAT32 ? 0 : 1);
     }
 
-    void norm(void* x, const void* add, const void* weight, void* out) const {
-        k_.rms_norm(RmsNorm{x, add, weight, out, s_.rows, s_.hidden, s_.hidden, s_.hidden, s_.hidden, s_.eps, s_.type,
-                            s_.norm_type});
-    }
+    Norm norm_of(const void* weight, const void* add = nullptr) const { return {add, weight, s_.eps, s_.norm_type}; }
 
-    void attend(const StackLayer& layer) const {
-        step_.product(layer.qkv, at_.normed, at_.qkv);
+    void attend(const StackLayer& layer, const Norm& before) const {
+        step_.product_of_normed(layer.qkv, before, s_.x, at_.normed, at_.qkv);
         const std::int64_t size = step_.bytes(), stride = layer.qkv.out;
         char* q = at_.qkv;
         char* k = q + layer.heads * layer.width * size;

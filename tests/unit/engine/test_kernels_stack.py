@@ -11,7 +11,11 @@ from parity.tiny import ALL, TinyModel
 from shoal.engine import ops
 from shoal.engine.batch import SequenceRows, build_batch
 from shoal.engine.kv import KvCache
+from shoal.engine.layers.embedding import Embedding
+from shoal.engine.layers.linear import Linear, RowLinear
 from shoal.engine.models import CausalLM, build_model
+from shoal.engine.models.quantize import quantize_model
+from shoal.engine.ops.quantized import QuantizedWeight, Scheme
 from shoal.engine.parallel import Mesh, MeshSpec, Volume
 from shoal.engine.parallel.placement import held
 from shoal.specs import load_model_spec
@@ -30,12 +34,19 @@ STEPS = (
 )
 
 
-def _model(tiny: TinyModel, folder: Path, dtype: torch.dtype) -> CausalLM:
+def _model(tiny: TinyModel, folder: Path, dtype: torch.dtype, scheme: Scheme | None = None) -> CausalLM:
     (folder / "config.json").write_text(json.dumps(tiny.config().to_dict(), default=str))
     model = build_model(load_model_spec(folder), dtype, CPU, 256)
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
         parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2 + (parameter.dim() == 1))
+    if scheme is not None:
+        kinds = (Embedding, Linear, RowLinear)
+        dense = [(module, module.weight) for module in model.modules() if isinstance(module, kinds)]
+        quantize_model(model, scheme)
+        for module, weight in dense:
+            if isinstance(module.weight, QuantizedWeight):
+                module.weight.set_rows(weight)
     return model
 
 
@@ -48,12 +59,13 @@ def _run(model: CausalLM, kv: KvCache, one_call: bool) -> list[torch.Tensor]:
     return outputs
 
 
+@pytest.mark.parametrize("scheme", [None, "int8", "int4"])
 @pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=["auto", "int8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: tiny.name)
-def test_one_call_gives_the_same_bits(tiny: TinyModel, dtype, kv_dtype, tmp_path: Path) -> None:
+def test_one_call_gives_the_same_bits(tiny: TinyModel, dtype, kv_dtype, scheme, tmp_path: Path) -> None:
     assert {tiny.name for tiny in TINY} == set(NAMES)
-    model = _model(tiny, tmp_path, dtype)
+    model = _model(tiny, tmp_path, dtype, scheme)
     one, other = (KvCache(model.spec, 16, BLOCK, kv_dtype or dtype, CPU) for _ in range(2))
     for ours, expected in zip(_run(model, one, True), _run(model, other, False), strict=True):
         assert bool(expected.isfinite().all())

@@ -13,7 +13,7 @@ from shoal.engine.ops.quantized import QuantizedWeight
 from shoal.engine.ops.reference_quantized import Gate
 
 # As csrc/kernels/quantized.h has them.
-_LINEAR = struct.Struct("7P6qf4i4x")
+_LINEAR = struct.Struct("7P5qf4i4x")
 _EXPERTS = struct.Struct("P3q")
 _ROWS = struct.Struct("4P2qi4x")
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -110,7 +110,6 @@ def _pack(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, gate: Gate | 
         weight.inputs,
         weight.outputs,
         x.stride(0),
-        0,
         weight.outputs,
         0.0,
         _SCHEMES[weight.scheme],
