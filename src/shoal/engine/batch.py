@@ -79,6 +79,8 @@ class SequenceRows:
     """The sequence's block table; at least ceil((start + len(tokens)) / block_size) entries."""
     logits: int = 1
     """How many of the last rows want logits."""
+    table: object = None
+    """The same from step to step while `blocks` only grows; None: not known."""
 
 
 def build_batch(

@@ -12,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shoal.engine.batch import Batch, SequenceRows, build_batch
+from shoal.engine.batch import Batch, SequenceRows
 from shoal.engine.kv.cache import KvCache
 from shoal.engine.messages import Admission, StepCommand
 from shoal.engine.models.decoder import CausalLM
 from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.sampling.sampler import Sampler, SampleRow
+from shoal.engine.steady import Batches
 from shoal.policy.batching.plan import SampledSequence, ScheduledSequence, StepResult
 
 
@@ -71,6 +72,8 @@ class Worker:
         self._sampler = sampler
         self._device = device
         self._mesh = mesh or Mesh.single()
+        cp = self._mesh.cp
+        self._batches = Batches(kv.block_size, device, (cp.index, cp.size))
         self._tables: dict[int, _Table] = {}
         self._prompts: dict[int, _PromptRows] = {}
         self._refused: dict[int, str] = {}
@@ -105,18 +108,17 @@ class Worker:
             targets = prompt.targets(entry) if prompt is not None else ()
             drafts = entry.tokens[len(entry.tokens) - entry.drafts :]
             wanted = len(targets) + (1 + entry.drafts if entry.sample else 0)
-            shares.append(SequenceRows(entry.tokens, entry.start, table.view, wanted))
+            shares.append(SequenceRows(entry.tokens, entry.start, table.view, wanted, table))
             if entry.sequence_id in self._refused:
                 rows.append(SampleRow(entry.sequence_id, row, row, False))
             else:
                 rows.append(SampleRow(entry.sequence_id, row, row + wanted, entry.sample, targets, drafts))
             row += wanted
-        cp = self._mesh.cp
-        batch = build_batch(shares, self._kv.block_size, self._device, (cp.index, cp.size))
+        batch = self._batches.build(shares)
         hidden = self._model(batch, self._kv)
         wanted_hidden = self._wanted(batch, hidden)
         self._scrub_failed(wanted_hidden, shares)
-        if not self._mesh.last_stage or cp.index > 0:
+        if not self._mesh.last_stage or self._mesh.cp.index > 0:
             return []
         logits = self._model.logits(wanted_hidden)
         if self._sampler is None:

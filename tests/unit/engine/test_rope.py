@@ -118,7 +118,7 @@ def test_positions_turn_pairs_by_their_angle(interleaved) -> None:
     spec = RopeSpec("default", 100.0, 8, 64, interleaved=interleaved)
     frequencies, _ = inverse_frequencies(spec, 64)
     positions = torch.tensor([0, 1, 50])
-    cos, sin = RotaryEmbedding(spec, 64, torch.float32, torch.device("cpu"))(positions)
+    cos, sin = RotaryEmbedding(spec, 64, torch.float32, torch.device("cpu"))(positions, 51)
     x = torch.randn(3, 2, 8)
     turned = rope(x, cos, sin, interleaved)
 
@@ -127,3 +127,14 @@ def test_positions_turn_pairs_by_their_angle(interleaved) -> None:
 
     angles = positions[:, None, None] * frequencies
     torch.testing.assert_close(pairs(turned), pairs(x) * torch.polar(torch.ones_like(angles), angles))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_angles_that_are_kept_are_those_worked_out_anew(dtype) -> None:
+    rope = RotaryEmbedding(RopeSpec("default", 10000.0, 64, 2**20), 2**20, dtype, torch.device("cpu"))
+    for positions in ([0], [3, 511, 512, 2], list(range(700)), [16383, 5]):
+        rows = torch.tensor(positions)
+        kept, anew = rope(rows, max(positions) + 1), rope(rows, 2**20)
+        assert all(torch.equal(one, other) for one, other in zip(kept, anew, strict=True))
+    cos, _ = rope(torch.tensor([10**6]), 10**6 + 1)
+    assert cos.shape == (1, 1, 64)

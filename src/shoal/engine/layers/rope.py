@@ -1,4 +1,4 @@
-"""Rotary position embeddings: the angles of a step's rows, worked out once a step in fp32.
+"""Rotary position embeddings: the angles of a step's rows, worked out in fp32.
 
 Formulas are those of Transformers 5.24 (`modeling_rope_utils.py`), which cites the papers.
 
@@ -18,9 +18,12 @@ from torch import Tensor, nn
 from shoal.specs.model import RopeSpec
 from shoal.specs.rope import yarn_mscale
 
+_MOST_KEPT = 16384
+"""Positions whose angles are kept: 8 MiB for 64 channels. Those of longer sequences are worked out every step."""
+
 
 class RotaryEmbedding(nn.Module):
-    """positions [T] -> cos and sin, each [T, 1, dim]; see `ops.rope` for the sign that sin carries."""
+    """positions [T] below `end` -> cos and sin, each [T, 1, dim]; see `ops.rope` for the sign that sin carries."""
 
     def __init__(self, spec: RopeSpec, max_length: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -28,15 +31,26 @@ class RotaryEmbedding(nn.Module):
         self.dtype = dtype
         frequencies, self.magnitude = inverse_frequencies(spec, max_length)
         self.frequencies = frequencies.to(device)
+        self._kept = self._turns(torch.arange(0, device=device))
 
-    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        if end > _MOST_KEPT:
+            cos, sin = self._turns(positions)
+        else:
+            if end > len(self._kept[0]):
+                grown = min(_MOST_KEPT, max(end, 512, 2 * len(self._kept[0])))
+                self._kept = self._turns(torch.arange(grown, device=positions.device))
+            cos, sin = (kept.index_select(0, positions) for kept in self._kept)
+        return cos[:, None], sin[:, None]
+
+    def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         angles = positions[:, None].float() * self.frequencies
         cos, sin = angles.cos() * self.magnitude, angles.sin() * self.magnitude
         if self.interleaved:
             cos, sin = torch.stack((cos, cos), -1).flatten(-2), torch.stack((-sin, sin), -1).flatten(-2)
         else:
             cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-        return cos.to(self.dtype)[:, None], sin.to(self.dtype)[:, None]
+        return cos.to(self.dtype), sin.to(self.dtype)
 
 
 def inverse_frequencies(spec: RopeSpec, max_length: int) -> tuple[Tensor, float]:

@@ -185,7 +185,8 @@ class CausalLM(nn.Module):
         The last stage returns the normed hidden states of all rows, [T, H]; others what they sent.
         """
         x = self._enter(batch)
-        rotations = [rope(batch.positions) for rope in self.ropes]
+        end = max((context for _, context in batch.lengths), default=0)
+        rotations = [rope(batch.positions, end) for rope in self.ropes]
         stack = self._stack_of(kv) if batch.stripe is None else None
         if stack is not None:
             x = stack(x, rotations, batch)
