@@ -19,7 +19,7 @@ INPUTS := pyproject.toml $(wildcard setup.py) $(sort $(wildcard csrc/* csrc/*/*)
 HASH := $(shell cat $(INPUTS) 2>/dev/null | cksum | tr ' ' '-')
 TORCH := $(shell sed -n 's/^ *"\(torch[<>=][^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: serve test test-slow test-peers sanitize lint clean models
+.PHONY: serve test test-slow test-peers sanitize emulate lint clean models
 .DELETE_ON_ERROR:
 
 serve: .make/serve-$(HASH)
@@ -54,6 +54,23 @@ $(SANITIZED): $(wildcard csrc/kernels/*)
 	    -fsanitize=address,undefined -fno-sanitize-recover=all -c $$source -o $(@D)/$$(basename $$source .cpp).o; \
 	done
 	$(CXX) -shared -pthread -fsanitize=address,undefined $(@D)/*.o -o $@
+
+# The AVX-512 kernels, instruction by instruction, on a processor with AVX2; needs Debian's libsimde-dev. GCC 12 has an
+# internal error over one of them where it optimizes.
+EMULATED := .make/emulate/kernels.so
+SIMDE ?= /usr/include
+
+emulate: .make/dev-$(HASH) $(EMULATED)
+	SHOAL_KERNELS_LIBRARY=$(EMULATED) SHOAL_FUZZ_EXAMPLES=$(FUZZ) $(BIN)/python -m pytest -m "not slow" \
+	  tests/unit/engine/test_kernels_*.py tests/unit/engine/test_ops_quantized.py --timeout 3000
+
+$(EMULATED): $(wildcard csrc/kernels/* csrc/emulated/*)
+	@mkdir -p $(@D)
+	set -e; for source in csrc/kernels/*.cpp; do \
+	  $(CXX) -std=c++20 -O0 -g0 -fno-math-errno -ffp-contract=fast -fPIC -pthread -mavx2 -mfma -mf16c -I$(SIMDE) \
+	    -Wno-psabi -DSHOAL_EMULATE_AVX512 -c $$source -o $(@D)/$$(basename $$source .cpp).o; \
+	done
+	$(CXX) -shared -pthread $(@D)/*.o -o $@
 
 lint: .make/dev-$(HASH)
 	$(BIN)/ruff check .

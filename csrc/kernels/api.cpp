@@ -21,10 +21,10 @@ const Kernels* kernels_of(int kind) {
     return kind >= 0 && kind < static_cast<int>(sizeof ALL / sizeof *ALL) ? ALL[kind] : nullptr;
 }
 
-// AVX-512 runs the 256-bit kernels: it has no others of these.
 const shoal::QuantizedKernels& quantized_of(int kind) {
 #if defined(__x86_64__)
-    if (kind >= 1) return shoal::avx2_quantized;
+    if (kind == 2) return shoal::avx512_quantized;
+    if (kind == 1) return shoal::avx2_quantized;
 #endif
     (void)kind;
     return shoal::portable_quantized;
@@ -63,6 +63,9 @@ int shoal_kernels_run(int kind) {
         case 1:
             return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
         case 2:
+#if defined(SHOAL_EMULATE_AVX512)
+            return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+#endif
             return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                    __builtin_cpu_supports("avx512vnni");

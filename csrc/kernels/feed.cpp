@@ -25,8 +25,8 @@ struct GatedPlaces {
 
 struct ExpertPlaces {
     float *wide, *logits;  // rows where they are no fp32, [rows, experts]
+    Rows routed;  // every row once for each of its experts
     Routing routing;
-    Rows routed;   // every row once for each of its experts
     char* sorted;  // [routed.rows, hidden]: expert by expert, then what was computed of them
     GatedPlaces inner;
     char *shared_out, *shared_gates;  // [rows, hidden], [rows]
@@ -35,9 +35,9 @@ struct ExpertPlaces {
     ExpertPlaces(Places& places, const Rows& step, const ExpertsFfn& ffn)
         : wide(places.take<float>(step.type == FLOAT32 ? 0 : step.rows * step.hidden)),
           logits(places.take<float>(step.rows * ffn.router.experts)),
-          routing{places.take<float>(step.rows * ffn.router.top_k), places.take<std::int32_t>(step.rows * ffn.router.top_k),
-                  places.take<std::int64_t>(step.rows * ffn.router.top_k), places.take<std::int64_t>(ffn.router.experts)},
           routed{step.kernels, step.quantized, step.rows * ffn.router.top_k, step.hidden, step.type},
+          routing{places.take<float>(routed.rows), places.take<std::int32_t>(routed.rows),
+                  places.take<std::int64_t>(routed.rows), places.take<std::int64_t>(ffn.router.experts)},
           sorted(places.bytes(routed.rows * step.hidden * step.bytes())),
           inner(places, routed, ffn.first),
           shared_out(places.bytes(ffn.shared.gate_up.w ? step.rows * step.hidden * step.bytes() : 0)),
@@ -142,7 +142,8 @@ void feed(const Rows& step, const ExpertsFfn& ffn, T* x, T* out, const ExpertPla
     route_rows(step, router, x, at);
     each_row(step.rows, step.hidden * (router.top_k + 1), [&](std::int64_t row) {
         for (std::int64_t i = row * router.top_k; i < (row + 1) * router.top_k; ++i) {
-            std::copy_n(x + row * step.hidden, step.hidden, reinterpret_cast<T*>(at.sorted) + at.routing.at[i] * step.hidden);
+            T* to = reinterpret_cast<T*>(at.sorted) + at.routing.at[i] * step.hidden;
+            std::copy_n(x + row * step.hidden, step.hidden, to);
         }
     });
     const GatedFfn& first = ffn.first;
@@ -170,7 +171,8 @@ void Rows::product(const Matrix& m, void* x, void* y, Prologue prologue) const {
 }
 
 void Rows::norm(const Norm& norm, void* x, void* out) const {
-    kernels.rms_norm(RmsNorm{x, norm.add, norm.weight, out, rows, hidden, hidden, hidden, hidden, norm.eps, type, norm.type});
+    kernels.rms_norm(
+        RmsNorm{x, norm.add, norm.weight, out, rows, hidden, hidden, hidden, hidden, norm.eps, type, norm.type});
 }
 
 void Rows::product_of_normed(const Matrix& m, const Norm& norm, void* x, void* normed, void* y) const {

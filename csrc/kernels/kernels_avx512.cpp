@@ -12,7 +12,8 @@
 #include "scratch.h"
 
 #if defined(__x86_64__)
-#if defined(__clang__)
+#if defined(SHOAL_EMULATE_AVX512)
+#elif defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c"))), apply_to = function)
 #else
 #pragma GCC push_options
@@ -33,7 +34,8 @@ extern const Kernels avx512_kernels{"avx512", linear, linear_int8, rms_norm, gat
 
 }  // namespace shoal
 
-#if defined(__clang__)
+#if defined(SHOAL_EMULATE_AVX512)
+#elif defined(__clang__)
 #pragma clang attribute pop
 #else
 #pragma GCC pop_options

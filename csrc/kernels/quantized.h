@@ -6,7 +6,7 @@
 //     int4   [panels, in / GROUP, GROUP / 8, PANEL, 4]  bytes: the low half is of one step, the high half of the next
 //
 // A vector of 32 bytes is eight outputs by two inputs of 16 bits, or by four of eight: what a multiply adds up to 32 or
-// 16 bits. A panel is read once and in order, whatever the number of rows.
+// 16 bits; one of 64 bytes a whole panel of them. A panel is read once and in order, whatever the number of rows.
 #pragma once
 
 #include <cstdint>
@@ -73,6 +73,6 @@ struct QuantizedKernels {
     std::int64_t (*peak)(std::int64_t steps);
 };
 
-extern const QuantizedKernels portable_quantized, avx2_quantized;
+extern const QuantizedKernels portable_quantized, avx2_quantized, avx512_quantized;
 
 }  // namespace shoal

@@ -27,20 +27,10 @@ namespace {
 
 #include "rows.inc"
 
-// The nearest whole numbers to x · scale of a group, which are bytes; returns their sum.
-inline std::int32_t put_bytes(const float* x, float scale, std::int8_t* q) {
-    const __m256 by = _mm256_set1_ps(scale);
-    __m256i whole[4];
-    for (int i = 0; i < 4; ++i) whole[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), by));
-    const __m256i halves = _mm256_packs_epi16(_mm256_packs_epi32(whole[0], whole[1]), _mm256_packs_epi32(whole[2], whole[3]));
-    // Packing goes on within each half of a vector.
-    const __m256i bytes = _mm256_permutevar8x32_epi32(halves, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), bytes);
-    __m256i sums = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes), _mm256_set1_epi16(1));
-    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
-    sum = _mm_hadd_epi32(sum, sum);
-    return _mm_cvtsi128_si32(_mm_hadd_epi32(sum, sum));
-}
+#include "bytes_avx2.inc"
+
+// Their sums fit in registers; see below.
+constexpr std::int64_t TILE = 4;
 
 inline __m256 halves_at(const std::uint16_t* p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -69,11 +59,6 @@ inline void add_bytes(__m256i& a, __m256i& b, __m256i w0, __m256i w1, const std:
         "vpaddw %[four], %[b], %[b]"
         : [a] "+x"(a), [b] "+x"(b), [four] "=&x"(four), [product] "=&x"(product)
         : [w0] "x"(w0), [w1] "x"(w1), [x] "m"(*reinterpret_cast<const char(*)[4]>(x)));
-}
-
-// Few rows wait for their weights to come from memory; this asks for those of half a panel later, in good time.
-inline void ask_ahead(const std::uint8_t* codes, std::int64_t bytes) {
-    for (std::int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(codes + 2048 + i);
 }
 
 template <int M>

@@ -97,6 +97,8 @@ void tile_int4(const std::uint8_t* codes, const std::uint16_t* halves, const std
     }
 }
 
+constexpr std::int64_t TILE = 4;
+
 #include "quantized.inc"
 
 std::int64_t peak(std::int64_t steps) {

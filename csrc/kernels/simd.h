@@ -12,7 +12,9 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__x86_64__)
+#if defined(SHOAL_EMULATE_AVX512)
+#include "../emulated/avx512.h"
+#elif defined(__x86_64__)
 #include <immintrin.h>
 #endif
 

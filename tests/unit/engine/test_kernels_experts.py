@@ -43,7 +43,7 @@ def _ffn(spec: FfnSpec, dtype: torch.dtype, scheme, seed: int, scale: float = 0.
 
 
 def _op_by_op(ffn: MoeFfn, x: Tensor) -> Tensor:
-    ffn._asked = True
+    ffn._at_once = None
     return ffn(x)
 
 
@@ -132,5 +132,5 @@ def test_of_equals_the_first_is_chosen(kind) -> None:
 
 def test_what_the_kernels_do_not_know_runs_op_by_op() -> None:
     ffn = _ffn(replace(PLAIN, activation="gelu"), torch.float32, None, 4)
-    assert ffn._at_once(torch.float32) is None
+    assert ffn._at_once is None
     assert bool(ffn(numbers((2, HIDDEN), 1.0, torch.float32, 2)).isfinite().all())

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +46,7 @@ class MoeFfn(nn.Module):
             raise ValueError("an FFN of experts without a router")
         mesh = mesh or Mesh.single()
         self.spec = spec
+        self.dtype = dtype
         self.tp = mesh.tp
         self.ep = mesh.ep
         self.router = Router(spec.router, hidden, device)
@@ -61,13 +63,9 @@ class MoeFfn(nn.Module):
             self.shared.down.group = SoloGroup("tp", mesh.rank)
             self.shared_gate = Linear(hidden, 1, False, dtype, device) if spec.shared_gate else None
 
-        self._asked = False
-        self._call: Callable[[Tensor], Tensor] | None = None
-
     def forward(self, x: Tensor) -> Tensor:
-        at_once = self._at_once(x.dtype)
-        if at_once is not None:
-            out, shared = at_once(x), None
+        if self._at_once is not None:
+            out, shared = self._at_once(x), None
         elif self.exchange is None:
             out, shared = self._routed(x), self._shared(x)
         else:
@@ -76,13 +74,11 @@ class MoeFfn(nn.Module):
             out = out + shared
         return self.tp.all_reduce(out) if self.tp.size > 1 and len(out) else out
 
-    def _at_once(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor] | None:
-        """All of it but the sum over ranks in one call of the kernels, if they have it; made when weights are."""
-        if not self._asked:
-            self._asked, found = True, self.stacked()
-            if found is not None and ops.KERNELS.experts is not None:
-                self._call = ops.KERNELS.experts(found, dtype)
-        return self._call
+    @cached_property
+    def _at_once(self) -> Callable[[Tensor], Tensor] | None:
+        """All of it but the sum over ranks in one call, if the kernels have it; asked for with weights in."""
+        found, make = self.stacked(), ops.KERNELS.experts
+        return None if found is None or make is None else make(found, self.dtype)
 
     def _shared(self, x: Tensor) -> Tensor | None:
         if self.shared is None:
