@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 
 from machine import append, describe
-from peers.convert import as_q8_0, as_safetensors
+from peers.convert import as_q8_0, as_safetensors, as_w8a8
 from peers.engines import KINDS, WEIGHTS, Absent, Kind, Offline, Served, Setting, program, scheme
 from peers.shapes import SHAPES, as_gguf, as_mixtral
 from shoal.bench.lengths import LengthDraw
@@ -215,13 +215,15 @@ def setting(asked: argparse.Namespace) -> Setting:
         plain = as_mixtral(asked.model, as_safetensors(like)) if SHAPES[asked.model].experts else None
         # Experts in a GGUF are no form that Shoal reads.
         own = four if plain is None else plain
-        return Setting(four, plain or Path("none"), asked.threads, *peers, asked.logs, eight, own)
+        return Setting(four, plain or Path("none"), asked.threads, *peers, asked.logs, eight, own=own)
     gguf = resolve_model(asked.model).path
     # One that can't be made is a peer left out.
     q8: Path | None = None
     with contextlib.suppress(ImportError, ValueError, OSError):
         q8 = as_q8_0(gguf)
-    return Setting(gguf, as_safetensors(gguf), asked.threads, *peers, asked.logs, q8)
+    plain = as_safetensors(gguf)
+    w8a8 = as_w8a8(plain) if "vllm-int8" in asked.engines.split(",") else None
+    return Setting(gguf, plain, asked.threads, *peers, asked.logs, q8, w8a8)
 
 
 def main() -> None:

@@ -1,7 +1,9 @@
 """Write a GGUF model in other forms, each made once and kept: as float32 safetensors, for engines that read nothing
-else, and as Q8_0. Same values, dequantized once; Q8_0 rounds them to its own steps.
+else, from these as compressed-tensors W8A8, and as Q8_0. Same values, dequantized once; the forms in eight bits round
+them to their own steps.
 """
 
+import json
 import os
 import shutil
 from collections.abc import Collection
@@ -36,6 +38,45 @@ def as_safetensors(gguf: Path) -> Path:
     except OSError:
         # Another process was faster.
         shutil.rmtree(partial)
+    return done
+
+
+def as_w8a8(plain: Path) -> Path:
+    """A directory as `plain`, with the layers' matrices in eight bits a channel and inputs rounded as they come."""
+    done = CACHE / f"{plain.name}-w8a8"
+    if done.is_dir():
+        return done
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    print(f"converting {plain.name} to W8A8 at {done}")
+    partial = CACHE / f".{done.name}-{os.getpid()}"
+    shutil.copytree(plain, partial)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(plain / "model.safetensors").items():
+        if ".layers." not in name or tensor.dim() != 2:
+            tensors[name] = tensor
+            continue
+        scale = (tensor.abs().amax(1, keepdim=True) / 127).clamp(min=1e-12)
+        tensors[name] = (tensor / scale).round().clamp(-127, 127).to(torch.int8)
+        tensors[f"{name}_scale"] = scale
+    save_file(tensors, partial / "model.safetensors", {"format": "pt"})
+    rounded = {"num_bits": 8, "type": "int", "symmetric": True}
+    scheme = {
+        "targets": ["Linear"],
+        "weights": rounded | {"strategy": "channel", "dynamic": False},
+        "input_activations": rounded | {"strategy": "token", "dynamic": True},
+    }
+    config = json.loads((plain / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "config_groups": {"group_0": scheme},
+    }
+    (partial / "config.json").write_text(json.dumps(config, indent=1))
+    partial.rename(done)
     return done
 
 

@@ -19,12 +19,24 @@ from typing import Any, Literal
 HERE = Path(__file__).parent
 LOAD_SECONDS = 600.0
 ANSWER_SECONDS = 900.0
-Kind = Literal["shoal", "shoal-int8", "shoal-int4", "vllm", "transformers", "llamacpp", "llamacpp-q8_0"]
+Kind = Literal[
+    "shoal",
+    "shoal-int8",
+    "shoal-int4",
+    "vllm",
+    "vllm-bf16",
+    "vllm-int8",
+    "transformers",
+    "llamacpp",
+    "llamacpp-q8_0",
+]
 KINDS: tuple[Kind, ...] = (
     "shoal",
     "shoal-int8",
     "shoal-int4",
     "vllm",
+    "vllm-bf16",
+    "vllm-int8",
     "transformers",
     "llamacpp",
     "llamacpp-q8_0",
@@ -34,6 +46,8 @@ WEIGHTS: Mapping[Kind, str] = {
     "shoal-int8": "int8, KV int8",
     "shoal-int4": "int4, KV int8",
     "vllm": "fp32 eager",
+    "vllm-bf16": "bf16 compiled",
+    "vllm-int8": "W8A8, fp32 eager",
     "transformers": "fp32",
     "llamacpp": "as in the GGUF",
     "llamacpp-q8_0": "Q8_0",
@@ -67,6 +81,8 @@ class Setting:
     logs: Path
     gguf_q8: Path | None = None
     """The same weights as Q8_0."""
+    w8a8: Path | None = None
+    """The same weights in compressed-tensors' eight bits."""
     own: Path | None = None
     """What Shoal reads, if it isn't the GGUF."""
 
@@ -77,11 +93,15 @@ class Setting:
         return python
 
     def model(self, kind: Kind) -> Path:
+        if kind == "vllm-int8":
+            if self.w8a8 is None:
+                raise Absent(f"{kind}: no W8A8 form of this model")
+            return self.w8a8
         if kind == "llamacpp-q8_0":
             if self.gguf_q8 is None:
                 raise Absent(f"{kind}: no Q8_0 file of this model")
             return self.gguf_q8
-        if kind in ("vllm", "transformers"):
+        if program(kind) in ("vllm", "transformers"):
             if not self.safetensors.exists():
                 raise Absent(f"{kind}: no float32 copy of this model is made: it has four times the bytes")
             return self.safetensors
@@ -100,7 +120,9 @@ class Setting:
             added["BENCH_QUANTIZE"] = rounded
         # The peer's own tools (a C++ compiler's wrapper, ninja) come before the system's.
         added["PATH"] = f"{self.python(kind).parent}:{kept.get('PATH', '')}"
-        if kind == "vllm":
+        if kind == "vllm-bf16":
+            added["BENCH_DTYPE"] = "bfloat16"
+        if program(kind) == "vllm":
             cores = sorted(os.sched_getaffinity(0))[: self.threads]
             added |= {
                 "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -181,10 +203,11 @@ class Served:
                 *("--kv-memory", "1G", "--max-model-len", "2048", "--threads", str(setting.threads)),
                 *(() if rounded is None else ("--quantize", rounded, "--kv-dtype", "int8")),
             ]
-        elif kind == "vllm":
+        elif program(kind) == "vllm":
             command = [
                 *(python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--port", str(port)),
-                *("--dtype", "float32", "--enforce-eager", "--max-model-len", "2048", "--max-num-seqs", "64"),
+                *(("--dtype", "bfloat16") if kind == "vllm-bf16" else ("--dtype", "float32", "--enforce-eager")),
+                *("--max-model-len", "2048", "--max-num-seqs", "64"),
             ]
         elif program(kind) == "llamacpp":
             command = [python, str(HERE / "serve_llamacpp.py"), model, str(port)]

@@ -1,4 +1,4 @@
-"""vLLM's offline engine, CPU build, float32, eager. Runs in vLLM's own environment."""
+"""vLLM's offline engine, CPU build: float32 eager, or BENCH_DTYPE compiled. Runs in vLLM's own environment."""
 
 import os
 import sys
@@ -13,7 +13,8 @@ def start() -> tuple[Generate, dict[str, str]]:
 
     from vllm import LLM, SamplingParams
 
-    llm = LLM(model=sys.argv[1], dtype="float32", enforce_eager=True, max_model_len=2048, max_num_seqs=64)
+    dtype = os.environ.get("BENCH_DTYPE", "float32")
+    llm = LLM(model=sys.argv[1], dtype=dtype, enforce_eager=dtype == "float32", max_model_len=2048, max_num_seqs=64)
 
     def generate(prompts: Sequence[Sequence[int]], new: int) -> int:
         params = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True, detokenize=True)
