@@ -1,5 +1,5 @@
 """Write a GGUF model in other forms, each made once and kept: as float32 safetensors, for engines that read nothing
-else, from these as compressed-tensors W8A8, and as Q8_0. Same values, dequantized once; the forms in eight bits round
+else, from these as compressed-tensors W8A8, and as Q8_0. Same values, dequantized once; forms in eight bits round
 them to their own steps.
 """
 
