@@ -80,9 +80,6 @@ inline void mask_storeu_ps(void* p, __mmask16 mask, __m512 a) {
 }
 inline float reduce_add_ps(__m512 a) { return fold(cast<Floats>(a), [](float x, float y) { return x + y; }); }
 inline float reduce_max_ps(__m512 a) { return fold(cast<Floats>(a), [](float x, float y) { return x > y ? x : y; }); }
-inline std::int32_t reduce_add_epi32(__m512i a) {
-    return fold(cast<Ints>(a), [](std::int32_t x, std::int32_t y) { return x + y; });
-}
 
 }  // namespace shoal_emulated
 
@@ -95,4 +92,3 @@ inline std::int32_t reduce_add_epi32(__m512i a) {
 #define _mm512_mask_storeu_ps shoal_emulated::mask_storeu_ps
 #define _mm512_reduce_add_ps shoal_emulated::reduce_add_ps
 #define _mm512_reduce_max_ps shoal_emulated::reduce_max_ps
-#define _mm512_reduce_add_epi32 shoal_emulated::reduce_add_epi32

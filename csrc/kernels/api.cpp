@@ -45,7 +45,7 @@ int call(void (*kernel)(const Arguments&), const Arguments* arguments) noexcept 
 extern "C" {
 
 // Changes whenever a struct of kernels.h or a function of this file does.
-int shoal_kernels_version() { return 6; }
+int shoal_kernels_version() { return 7; }
 
 // Null beyond the last kind.
 const char* shoal_kernels_name(int kind) {
@@ -81,7 +81,6 @@ void shoal_pool(int threads, long spin_ns) { shoal::set_pool(threads, spin_ns); 
 int shoal_pool_threads() { return shoal::pool_threads(); }
 
 int shoal_linear(int kind, const shoal::Linear* a) { return call(kernels_of(kind)->linear, a); }
-int shoal_linear_int8(int kind, const shoal::LinearInt8* a) { return call(kernels_of(kind)->linear_int8, a); }
 int shoal_rms_norm(int kind, const shoal::RmsNorm* a) { return call(kernels_of(kind)->rms_norm, a); }
 int shoal_gated_product(int kind, const shoal::GatedProduct* a) { return call(kernels_of(kind)->gated_product, a); }
 int shoal_rope_write(int kind, const shoal::RopeWrite* a) { return call(kernels_of(kind)->rope_write, a); }

@@ -21,20 +21,6 @@ struct Linear {
     Type type;                        // of all four
 };
 
-// As Linear with eight-bit numbers: y = (x_scale · w_scale) · Σ xq · wq + bias. Rows of w are padded with zeros to
-// w_stride, a multiple of 64. A row of x is quantized to ±127 by its largest magnitude.
-struct LinearInt8 {
-    const void* x;
-    const std::int8_t* w;
-    const float* w_scale;       // [out]
-    const std::int32_t* w_sum;  // [out], Σ wq of a row
-    const void* bias;
-    void* y;
-    std::int64_t rows, in, out, w_stride;
-    std::int64_t x_stride, y_stride;
-    Type type;  // of x, bias and y
-};
-
 // out = x / sqrt(mean(x²) + eps) · weight; with `add`, of x + add, which is left in x.
 struct RmsNorm {
     void* x;
@@ -117,7 +103,6 @@ struct Attention {
 struct Kernels {
     const char* name;
     void (*linear)(const Linear&);
-    void (*linear_int8)(const LinearInt8&);
     void (*rms_norm)(const RmsNorm&);
     void (*gated_product)(const GatedProduct&);
     void (*rope_write)(const RopeWrite&);

@@ -26,7 +26,7 @@ namespace {
 #include "body.inc"
 }  // namespace
 
-extern const Kernels avx2_kernels{"avx2", linear, linear_int8, rms_norm, gated_product, rope_write, attention, add};
+extern const Kernels avx2_kernels{"avx2", linear, rms_norm, gated_product, rope_write, attention, add};
 
 }  // namespace shoal
 

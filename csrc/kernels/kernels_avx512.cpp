@@ -30,7 +30,7 @@ namespace {
 #include "body.inc"
 }  // namespace
 
-extern const Kernels avx512_kernels{"avx512", linear, linear_int8, rms_norm, gated_product, rope_write, attention, add};
+extern const Kernels avx512_kernels{"avx512", linear, rms_norm, gated_product, rope_write, attention, add};
 
 }  // namespace shoal
 

@@ -18,6 +18,6 @@ namespace {
 #include "body.inc"
 }  // namespace
 
-extern const Kernels portable_kernels{"portable", linear, linear_int8, rms_norm, gated_product, rope_write, attention, add};
+extern const Kernels portable_kernels{"portable", linear, rms_norm, gated_product, rope_write, attention, add};
 
 }  // namespace shoal

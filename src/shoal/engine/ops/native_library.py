@@ -16,14 +16,13 @@ import torch
 
 from shoal.engine.errors import EngineError
 
-VERSION = 6
+VERSION = 7
 """As `shoal_kernels_version` in csrc/kernels/api.cpp."""
 NOT_BUILT = "the package was built without a C++ compiler: install one and build the package again"
 SPIN_SECONDS = 50e-6
 """How long an idle thread looks for work before it sleeps: a little more than is between two kernels of a step."""
 
 LINEAR = struct.Struct("4P5qi")
-LINEAR_INT8 = struct.Struct("6P6qi")
 RMS_NORM = struct.Struct("4P5qf2i")
 GATED_PRODUCT = struct.Struct("2P3q2i2f")
 ROPE_WRITE = struct.Struct("8P9q2i2Pi")
@@ -90,7 +89,7 @@ def _load(path: Path) -> ctypes.CDLL:
         library.shoal_kernels_run.argtypes = (ctypes.c_int,)
         library.shoal_pool.argtypes = (ctypes.c_int, ctypes.c_long)
         library.shoal_pool.restype = None
-        for name in ("linear", "linear_int8", "rms_norm", "gated_product", "rope_write", "attention"):
+        for name in ("linear", "rms_norm", "gated_product", "rope_write", "attention"):
             function = getattr(library, f"shoal_{name}")
             function.argtypes = (ctypes.c_int, ctypes.c_char_p)
             function.restype = ctypes.c_int
