@@ -219,10 +219,13 @@ def setting(asked: argparse.Namespace) -> Setting:
     gguf = resolve_model(asked.model).path
     # One that can't be made is a peer left out.
     q8: Path | None = None
+    w8a8: Path | None = None
     with contextlib.suppress(ImportError, ValueError, OSError):
         q8 = as_q8_0(gguf)
     plain = as_safetensors(gguf)
-    w8a8 = as_w8a8(plain) if "vllm-int8" in asked.engines.split(",") else None
+    if "vllm-int8" in asked.engines.split(","):
+        with contextlib.suppress(ImportError, ValueError, OSError):
+            w8a8 = as_w8a8(plain)
     return Setting(gguf, plain, asked.threads, *peers, asked.logs, q8, w8a8)
 
 

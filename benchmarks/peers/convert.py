@@ -33,6 +33,11 @@ def as_safetensors(gguf: Path) -> Path:
     partial = CACHE / f".{done.name}-{os.getpid()}"
     plain.save_pretrained(partial)
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(partial)
+    return _kept(partial, done)
+
+
+def _kept(partial: Path, done: Path) -> Path:
+    """A whole directory under its name."""
     try:
         partial.rename(done)
     except OSError:
@@ -76,8 +81,7 @@ def as_w8a8(plain: Path) -> Path:
         "config_groups": {"group_0": scheme},
     }
     (partial / "config.json").write_text(json.dumps(config, indent=1))
-    partial.rename(done)
-    return done
+    return _kept(partial, done)
 
 
 def as_q8_0(gguf: Path) -> Path:

@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 HERE = Path(__file__).parent
 LOAD_SECONDS = 600.0
@@ -30,17 +30,7 @@ Kind = Literal[
     "llamacpp",
     "llamacpp-q8_0",
 ]
-KINDS: tuple[Kind, ...] = (
-    "shoal",
-    "shoal-int8",
-    "shoal-int4",
-    "vllm",
-    "vllm-bf16",
-    "vllm-int8",
-    "transformers",
-    "llamacpp",
-    "llamacpp-q8_0",
-)
+KINDS: tuple[Kind, ...] = get_args(Kind)
 WEIGHTS: Mapping[Kind, str] = {
     "shoal": "fp32",
     "shoal-int8": "int8, KV int8",

@@ -65,10 +65,11 @@ int shoal_kernels_run(int kind) {
         case 2:
 #if defined(SHOAL_EMULATE_AVX512)
             return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-#endif
+#else
             return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                    __builtin_cpu_supports("avx512vnni");
+#endif
         default:
             return 0;
     }

@@ -12,12 +12,7 @@
 #include "scratch.h"
 
 #if defined(__x86_64__)
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c")
-#endif
+#include "begin_avx2.inc"
 
 namespace shoal {
 namespace {
@@ -30,9 +25,5 @@ extern const Kernels avx2_kernels{"avx2", linear, rms_norm, gated_product, rope_
 
 }  // namespace shoal
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
+#include "end_target.inc"
 #endif

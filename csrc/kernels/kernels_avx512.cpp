@@ -12,16 +12,7 @@
 #include "scratch.h"
 
 #if defined(__x86_64__)
-#if defined(SHOAL_EMULATE_AVX512)
-#elif defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c"))), apply_to = function)
-#else
-#pragma GCC push_options
-// Intrinsics of GCC 12 begin with vectors that they leave undefined on purpose.
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
-#endif
+#include "begin_avx512.inc"
 
 namespace shoal {
 namespace {
@@ -34,10 +25,5 @@ extern const Kernels avx512_kernels{"avx512", linear, rms_norm, gated_product, r
 
 }  // namespace shoal
 
-#if defined(SHOAL_EMULATE_AVX512)
-#elif defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
+#include "end_target.inc"
 #endif

@@ -12,12 +12,7 @@
 #include "scratch.h"
 
 #if defined(__x86_64__)
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c")
-#endif
+#include "begin_avx2.inc"
 
 namespace shoal {
 namespace {
@@ -166,9 +161,5 @@ extern const QuantizedKernels avx2_quantized{"avx2", quantized_linear, quantized
 
 }  // namespace shoal
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
+#include "end_target.inc"
 #endif

@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -77,3 +78,10 @@ def test_steps_of_one_token_move_the_same_memory_on() -> None:
     assert second.tokens.data_ptr() == place
     assert second.tokens.tolist() == [9]
     assert batches.build([SequenceRows([9], 10, [1, 2, 3], 1, None)]).tokens.data_ptr() != place
+
+
+def test_a_table_that_is_too_short_is_said_to_be_in_any_step() -> None:
+    batches, table = Batches(4, CPU, (0, 1)), object()
+    batches.build([SequenceRows([7], 7, [1, 2], 1, table)])
+    with pytest.raises(ValueError, match="blocks for 8 tokens"):
+        batches.build([SequenceRows([9], 8, [1, 2], 1, table)])

@@ -54,6 +54,8 @@ class _Decoding:
             and _decodes(sequences)
             and [s.start for s in sequences] == (self._positions + 1).tolist()
             and max(len(s.blocks) for s in sequences) <= self._tables.shape[1]
+            # Else `build_batch` says what is wrong.
+            and all(s.start < len(s.blocks) * self._block_size for s in sequences)
         )
 
     def moved(self, sequences: Sequence[SequenceRows]) -> Batch:
