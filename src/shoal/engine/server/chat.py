@@ -32,14 +32,8 @@ from shoal.engine.server.protocol import ChatRequest, Tool
 from shoal.engine.server.rendering import render_chat
 from shoal.engine.server.state import Engine
 from shoal.engine.server.streaming import DONE, EventStream, StreamUsage, UsageMode, event, json_answer
-from shoal.engine.server.toolcalls import (
-    Collected,
-    Reader,
-    active_tools,
-    parsed_notation,
-    reader_for,
-    tool_constraint,
-)
+from shoal.engine.server.tool_choice import active_tools, tool_constraint
+from shoal.engine.server.toolcalls import Collected, Reader, parsed_notation, reader_for
 from shoal.engine.text.tools import needs_special_tokens
 from shoal.policy.batching.plan import TokenLogprobs
 

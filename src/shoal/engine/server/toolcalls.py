@@ -8,19 +8,16 @@ one named   the text is the guided JSON of the function's arguments
 
 import uuid
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 from msgspec import UNSET
 
-from shoal.engine.sampling.params import GuidedParams
 from shoal.engine.server.answers import Delta, FunctionCallOut, FunctionDelta, ToolCallDelta, ToolCallOut
-from shoal.engine.server.errors import ApiError, bad_value
-from shoal.engine.server.protocol import ChatRequest, NamedToolChoice, Tool
+from shoal.engine.server.protocol import ChatRequest, NamedToolChoice
 from shoal.engine.server.state import Engine
+from shoal.engine.server.tool_choice import active_tools
 from shoal.engine.text.tools import Event, ToolFormat, ToolParser, tool_parser
-
-_NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 class Reader(Protocol):
@@ -152,51 +149,6 @@ def parsed_notation(engine: Engine, body: ChatRequest) -> ToolFormat | None:
     notation = engine.tokenizer.tool_format(engine.spec.model_type)
     # Harmony's channels are in every answer, tools or not.
     return notation if active_tools(body) or notation == "harmony" else None
-
-
-def active_tools(body: ChatRequest) -> list[Tool]:
-    """The tools the model is told of; 400 where choice and tools contradict each other."""
-    tools, choice = body.tools or [], body.tool_choice
-    names = [tool.function.name for tool in tools]
-    if len(set(names)) < len(names):
-        raise bad_value("tools", names, "expected every function name once")
-    if choice in (None, "none", "auto"):
-        return [] if choice == "none" else tools
-    if not tools:
-        raise ApiError(400, "tool_choice needs tools", param="tools", code="missing_required_parameter")
-    if isinstance(choice, NamedToolChoice) and choice.function.name not in names:
-        accepted = "expected one of the tools: " + ", ".join(names)
-        raise bad_value("tool_choice", choice.function.name, accepted)
-    return tools
-
-
-def tool_constraint(body: ChatRequest, tools: Sequence[Tool]) -> GuidedParams | None:
-    """The JSON schema that makes the model call, for `required` and a named function."""
-    choice = body.tool_choice
-    if isinstance(choice, NamedToolChoice):
-        chosen = next(tool for tool in tools if tool.function.name == choice.function.name)
-        return _schema(_arguments(chosen))
-    if choice == "required":
-        calls = [
-            {
-                "type": "object",
-                "properties": {"name": {"const": tool.function.name}, "arguments": _arguments(tool)},
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-            for tool in tools
-        ]
-        most = {"maxItems": 1} if body.parallel_tool_calls is False else {}
-        return _schema({"type": "array", "minItems": 1, "items": {"anyOf": calls}, **most})
-    return None
-
-
-def _arguments(tool: Tool) -> dict[str, Any]:
-    return tool.function.parameters or _NO_ARGUMENTS
-
-
-def _schema(schema: dict[str, Any]) -> GuidedParams:
-    return GuidedParams("json_schema", msgspec.json.encode(schema).decode())
 
 
 class Collected:
