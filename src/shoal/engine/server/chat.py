@@ -29,11 +29,11 @@ from shoal.engine.server.generation import prepare, run
 from shoal.engine.server.logprobs import chat_logprobs, prompt_logprobs
 from shoal.engine.server.parameters import guided_params, sampling_params
 from shoal.engine.server.protocol import ChatRequest, Tool
+from shoal.engine.server.readers import Collected, Reader, parsed_notation, reader_for
 from shoal.engine.server.rendering import render_chat
 from shoal.engine.server.state import Engine
 from shoal.engine.server.streaming import DONE, EventStream, StreamUsage, UsageMode, event, json_answer
 from shoal.engine.server.tool_choice import active_tools, tool_constraint
-from shoal.engine.server.toolcalls import Collected, Reader, parsed_notation, reader_for
 from shoal.engine.text.tools import needs_special_tokens
 from shoal.policy.batching.plan import TokenLogprobs
 
