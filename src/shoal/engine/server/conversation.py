@@ -1,0 +1,154 @@
+"""The core that answers a conversation, whatever API asked: render, constrain, generate, read.
+
+chat ──────┐
+responses ─┼─► ChatRequest ─► Conversation ─► pieces: what each output says, in deltas ─► the API's own shape
+messages ──┘
+"""
+
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from shoal.engine.outputs import RequestOutput
+from shoal.engine.request import EngineRequest
+from shoal.engine.sampling.params import GuidedParams
+from shoal.engine.server.answers import ChatFinish, ChatLogprobs, Delta
+from shoal.engine.server.connection import off_loop_if
+from shoal.engine.server.errors import ApiError, bad_value
+from shoal.engine.server.generation import prepare, run
+from shoal.engine.server.logprobs import chat_logprobs
+from shoal.engine.server.parameters import guided_params, sampling_params
+from shoal.engine.server.protocol import ChatRequest, Tool
+from shoal.engine.server.readers import Reader, parsed_notation, reader_for
+from shoal.engine.server.rendering import render_chat
+from shoal.engine.server.state import Engine
+from shoal.engine.server.streaming import StreamUsage
+from shoal.engine.server.tool_choice import active_tools, tool_constraint
+from shoal.engine.text.tools import needs_special_tokens
+from shoal.policy.batching.plan import TokenLogprobs
+
+_OFF_LOOP_CHARACTERS = 4096
+"""Conversations above this are rendered and tokenized in a thread, so that other streams flow on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one output of the engine adds to choice `index`: often one delta; none while text is held back."""
+
+    index: int
+    deltas: list[Delta]
+    output: RequestOutput
+    finish: ChatFinish | None
+    """Set with the last piece of a choice."""
+
+
+class Conversation:
+    """One checked and rendered request; iterate `pieces()` once to answer it."""
+
+    def __init__(self, engine: Engine, body: ChatRequest, request: EngineRequest, *, shortened: bool) -> None:
+        self.engine = engine
+        self.body = body
+        self.request = request
+        self.choices = body.n or 1
+        self.shortened = shortened
+        """The request's token limit was lowered to what the context has left."""
+        self.usage = StreamUsage(1, len(request.output))
+        self._readers = [reader_for(engine, body) for _ in range(self.choices)]
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """Closing it aborts the request; a failure of the engine is an `ApiError`."""
+        async with contextlib.aclosing(run(self.engine, self.request)) as outputs:
+            async for output in outputs:
+                self.usage.add(0, output)
+                reader = self._readers[output.index]
+                deltas, finish = reader.feed(output.text), None
+                if output.finish_reason is not None:
+                    deltas = [*deltas, *reader.close()]
+                    finish = _finish(output, reader)
+                yield Piece(output.index, deltas, output, finish)
+
+    def logprobs(self, entries: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
+        """Log-probabilities in the API's shape; None where the request asked for none."""
+        top = self.request.params.logprobs
+        return None if top is None else chat_logprobs(self.engine.tokenizer, entries, top)
+
+
+async def prepare_conversation(
+    engine: Engine, body: ChatRequest, request_id: str, *, shorten: bool = False
+) -> Conversation:
+    """Do every check that can be done before the engine is asked; `ApiError` 400 names the field.
+
+    `shorten`: a token limit above what the context has left is lowered to it, not refused.
+    """
+    tools = active_tools(body)
+    guided = _constraint(body)
+    heavy = guided is not None or _size(body) > _OFF_LOOP_CHARACTERS
+    return await off_loop_if(heavy, lambda: _prepare(engine, body, tools, guided, request_id, shorten))
+
+
+def _prepare(
+    engine: Engine,
+    body: ChatRequest,
+    tools: list[Tool],
+    guided: GuidedParams | None,
+    request_id: str,
+    shorten: bool,
+) -> Conversation:
+    params = sampling_params(
+        body,
+        max_tokens=body.max_completion_tokens if body.max_tokens is None else body.max_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prompt_logprobs=body.prompt_logprobs,
+        guided=guided,
+    )
+    notation = parsed_notation(engine, body)
+    if notation is not None and needs_special_tokens(notation):
+        # The marks of a call are special tokens here: skipped, nobody could find the calls.
+        params = msgspec.structs.replace(params, skip_special_tokens=False)
+    prompt = render_chat(engine.tokenizer, body, tools)
+    left, shortened = max(1, engine.max_model_len - len(prompt)), False
+    if shorten and params.max_tokens is not None and params.max_tokens > left:
+        params, shortened = msgspec.structs.replace(params, max_tokens=left), True
+    request = prepare(engine, body, prompt, params, request_id)
+    return Conversation(engine, body, request, shortened=shortened)
+
+
+def check_limits(body: ChatRequest) -> None:
+    """Refuse token limits and options that contradict each other."""
+    if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
+        raise bad_value(
+            "max_completion_tokens", body.max_completion_tokens, "it differs from max_tokens; give one of the two"
+        )
+    if 0 in (body.max_tokens, body.max_completion_tokens):
+        name = "max_tokens" if body.max_tokens == 0 else "max_completion_tokens"
+        raise bad_value(name, 0, "expected at least 1")
+
+
+def _constraint(body: ChatRequest) -> GuidedParams | None:
+    asked, calling = guided_params(body), tool_constraint(body, body.tools or [])
+    if asked is not None and calling is not None:
+        raise ApiError(
+            400,
+            "tool_choice already constrains the output; leave out response_format and guided_*",
+            param="tool_choice",
+            code="invalid_value",
+        )
+    return asked or calling
+
+
+def _size(body: ChatRequest) -> int:
+    size = 1000 * len(body.tools or ())
+    for message in body.messages:
+        parts = (
+            [message.content] if isinstance(message.content, str) else [p.text or "" for p in message.content or ()]
+        )
+        size += sum(len(part) for part in parts)
+    return size
+
+
+def _finish(end: RequestOutput, reader: Reader) -> ChatFinish:
+    if end.finish_reason == "length":
+        return "length"
+    return "tool_calls" if reader.called else "stop"
