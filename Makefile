@@ -1,4 +1,4 @@
-# make serve · test · test-slow · test-peers · sanitize · lint · clean
+# make serve · test · test-slow · test-peers · test-clients · sanitize · lint · clean
 #
 # Every target does its own set-up on a fresh clone (virtual environment, packages, model) and skips it when nothing
 # changed: the stamps in .make/ carry a hash of what the installation depends on.
@@ -6,12 +6,14 @@
 #   PYTHON       interpreter the environment is made from (3.11 or newer)
 #   TORCH_INDEX  package index to take PyTorch from, e.g. one of CPU-only builds; default: pip's own configuration
 #   MODEL, PORT, PROMPT   what `make serve` serves, where, and what it asks first
+#   JOBS         how many test files run at a time; default: one per core, as pytest-xdist counts them
 
 PYTHON ?= python3
 TORCH_INDEX ?=
 MODEL ?= smollm2-135m
 PORT ?= 8000
 PROMPT ?= In one sentence, what is a shoal of fish?
+JOBS ?= auto
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -19,7 +21,7 @@ INPUTS := pyproject.toml $(wildcard setup.py) $(sort $(wildcard csrc/* csrc/*/*)
 HASH := $(shell cat $(INPUTS) 2>/dev/null | cksum | tr ' ' '-')
 TORCH := $(shell sed -n 's/^ *"\(torch[<>=][^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: serve test test-slow test-peers sanitize emulate lint clean models
+.PHONY: serve test test-slow test-peers test-clients sanitize emulate lint clean models
 .DELETE_ON_ERROR:
 
 serve: .make/serve-$(HASH)
@@ -27,13 +29,25 @@ serve: .make/serve-$(HASH)
 	exec $(BIN)/shoal serve $(MODEL) --port $(PORT) --demo-prompt "$(PROMPT)"
 
 test: .make/dev-$(HASH) models
-	$(BIN)/python -m pytest -m "not slow and not peers"
+	$(BIN)/python -m pytest -m "not slow and not peers and not clients" -n $(JOBS) --dist loadfile
 
 test-slow: .make/dev-$(HASH) models
-	$(BIN)/python -m pytest -m "slow and not peers" --timeout 1800
+	$(BIN)/python -m pytest -m "slow and not peers and not clients" --timeout 1800
 
 test-peers: .make/dev-$(HASH) models
 	$(BIN)/python -m pytest -m peers --timeout 1800
+
+# One environment for each client stack: their pins contradict each other.
+CLIENTS := $(basename $(notdir $(wildcard tests/clients/requirements/*.txt)))
+
+test-clients: .make/dev-$(HASH) models $(CLIENTS:%=.make/clients/%/.done)
+	$(BIN)/python -m pytest -m clients --timeout 900
+
+.make/clients/%/.done: tests/clients/requirements/%.txt
+	$(PYTHON) -m venv .make/clients/$*
+	.make/clients/$*/bin/python -m pip --disable-pip-version-check install -U pip
+	.make/clients/$*/bin/python -m pip --disable-pip-version-check install -r $<
+	@touch $@
 
 # The fuzz tests on kernels that watch every access to memory and every undefined operation. PyTorch's tensors are
 # watched too, as its allocations go through the sanitizer's. Leaks are not looked for: the interpreter has its own.
