@@ -37,7 +37,8 @@ def main() -> int:
         if not type(error).__module__.startswith("shoal.") or os.environ.get("SHOAL_DEBUG"):
             raise
         print(f"error: {error}", file=sys.stderr)
-        return REFUSED if type(error).__name__ in ("SourceError", "WeightsError", "UnsupportedModel") else FAILED
+        unusable = ("SourceError", "WeightsError", "UnsupportedModel", "AdapterError")
+        return REFUSED if type(error).__name__ in unusable else FAILED
     return 0
 
 

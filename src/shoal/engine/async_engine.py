@@ -94,6 +94,10 @@ class AsyncEngine:
         return self._frontend.max_model_len
 
     @property
+    def adapters(self) -> Sequence[str]:
+        return self._frontend.adapters
+
+    @property
     def vocab_size(self) -> int:
         return self._frontend.spec.vocab
 
@@ -137,6 +141,7 @@ class AsyncEngine:
         cache_salt: str | None = None,
         output: Sequence[int] = (),
         kv_transfer: KvTransferParams | None = None,
+        lora: str | None = None,
     ) -> EngineRequest:
         """A checked request for `stream`, or InvalidRequest. Callable from any thread: long prompts and grammars
         take a while, and the event loop has other streams to serve.
@@ -149,6 +154,7 @@ class AsyncEngine:
             cache_salt=cache_salt,
             output=output,
             kv_transfer=kv_transfer,
+            lora=lora,
         )
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[RequestOutput, None]:

@@ -18,6 +18,16 @@ Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterRows:
+    """The rows of a batch that belong to one LoRA adapter."""
+
+    adapter: int
+    """Its number among the replica's adapters, from 1."""
+    rows: Tensor | None
+    """[n] int64, ascending; None: all rows of the batch."""
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """All tokens of a step in one row dimension `T`; the sequences' rows lie one after another.
 
@@ -45,6 +55,8 @@ class Batch:
     key_stride: int = 1
     """Cached key j of a sequence is that of position j * key_stride + key_offset. Lengths count positions."""
     key_offset: int = 0
+    adapters: tuple[AdapterRows, ...] = ()
+    """Per adapter that has rows here; rows of the base model are in none."""
     plans: dict[object, object] = field(default_factory=dict, repr=False, compare=False)
     """What the attention ops worked out for this batch, kept for the next layer of the same kind."""
 
@@ -81,6 +93,8 @@ class SequenceRows:
     """How many of the last rows want logits."""
     table: object = None
     """The same from step to step while `blocks` only grows; None: not known."""
+    adapter: int = 0
+    """The number of the LoRA adapter that its rows belong to; 0: the base model."""
 
 
 def build_batch(
@@ -133,6 +147,8 @@ class _Rows:
     tables: npt.NDArray[np.int32]
     wanted: Integers
     """Rows whose logits are wanted."""
+    adapters: Integers | None
+    """[S]; None: all rows are the base model's."""
 
 
 def _lay(sequences: Sequence[SequenceRows], tokens_a_block: int) -> _Rows:
@@ -166,6 +182,22 @@ def _lay(sequences: Sequence[SequenceRows], tokens_a_block: int) -> _Rows:
         wanted=np.array(
             [row for s, e in zip(sequences, ends.tolist(), strict=True) for row in range(e - s.logits, e)], np.int64
         ),
+        adapters=np.array([s.adapter for s in sequences]) if any(s.adapter for s in sequences) else None,
+    )
+
+
+def _adapter_rows(rows: _Rows, owner: Integers, device: torch.device) -> tuple[AdapterRows, ...]:
+    """Which of the rows that belong to the sequences `owner` are which adapter's."""
+    if rows.adapters is None:
+        return ()
+    adapters = rows.adapters[owner]
+    present = np.unique(adapters).tolist()
+    if len(present) == 1:
+        return (AdapterRows(present[0], None),) if present[0] else ()
+    return tuple(
+        AdapterRows(adapter, torch.from_numpy(np.flatnonzero(adapters == adapter)).to(device))
+        for adapter in present
+        if adapter
     )
 
 
@@ -188,6 +220,7 @@ def _whole_batch(rows: _Rows, block_size: int, device: torch.device) -> Batch:
         block_tables=tensor(rows.tables),
         logit_rows=tensor(rows.wanted),
         lengths=tuple(zip(rows.queries.tolist(), rows.contexts.tolist(), strict=True)),
+        adapters=_adapter_rows(rows, rows.owner, device),
     )
 
 
@@ -223,4 +256,5 @@ def _batch(
         stripe=among,
         key_stride=size,
         key_offset=index,
+        adapters=_adapter_rows(rows, owner, device),
     )

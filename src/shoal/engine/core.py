@@ -167,7 +167,8 @@ class EngineCore:
 
     def _admission(self, sequence_id: int) -> Admission:
         answer = self._answers[sequence_id]
-        return Admission(sequence_id, answer.params, answer.request.prompt, tuple(answer.token_ids))
+        request = answer.request
+        return Admission(sequence_id, answer.params, request.prompt, tuple(answer.token_ids), request.lora)
 
     def _deliver(self, output: Output) -> RequestOutput:
         answer = self._answers[output.request_id]
@@ -314,5 +315,6 @@ def _scheduler_request(answer: Answer, tokenizer: Tokenizer, hand_off: bool) -> 
         ignore_eos=params.ignore_eos,
         priority=answer.request.priority,
         cache_salt=answer.request.cache_salt,
+        lora=answer.request.lora,
         prompt_logprobs=params.prompt_logprobs is not None,
     )

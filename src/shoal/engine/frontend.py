@@ -30,11 +30,14 @@ class Frontend:
         max_model_len: int,
         guided: GuidedCompiler,
         seed: int | None,
+        adapters: Sequence[str] = (),
     ) -> None:
         self.model_name = model_name
         self.spec = spec
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
+        self.adapters = tuple(adapters)
+        """Names of the LoRA adapters that requests may choose."""
         self._guided = guided
         self._seed = seed
         self._unseeded = itertools.count()
@@ -49,6 +52,7 @@ class Frontend:
         cache_salt: str | None = None,
         output: Sequence[int] = (),
         kv_transfer: KvTransferParams | None = None,
+        lora: str | None = None,
     ) -> EngineRequest:
         """A request the engine can compute. Raises InvalidRequest: field, value, what is accepted.
 
@@ -60,6 +64,10 @@ class Frontend:
             raise InvalidRequest("priority", priority, f"an integer from {low} to {high}")
         if cache_salt is not None and not 1 <= len(cache_salt) <= MAX_SALT:
             raise InvalidRequest("cache_salt", f"{len(cache_salt)} characters", f"1 to {MAX_SALT} characters")
+        if lora is not None and lora not in self.adapters:
+            raise InvalidRequest(
+                "lora", lora, "one of " + ", ".join(self.adapters) if self.adapters else "none here"
+            )
         try:
             if not ids:
                 raise InvalidParameter("prompt", prompt, "at least one token")
@@ -76,6 +84,7 @@ class Frontend:
             cache_salt=cache_salt,
             output=tuple(output),
             kv_transfer=kv_transfer,
+            lora=lora,
             text_prompt=isinstance(prompt, str),
         )
 

@@ -7,7 +7,7 @@ import msgspec
 
 from shoal.engine.errors import EngineDead
 from shoal.engine.load import load_engine
-from shoal.engine.options import EngineOptions
+from shoal.engine.options import EngineOptions, LoraModule
 from shoal.engine.outputs import EngineStats, RequestOutput
 from shoal.engine.progress import GenerationProgress
 from shoal.engine.sampling.params import SamplingParams
@@ -51,7 +51,12 @@ class LLM:
     `engine_options` are the fields of `EngineOptions`. Raises InvalidOption, SourceError or EngineError.
     """
 
-    def __init__(self, model: str, **engine_options: Any) -> None:
+    def __init__(
+        self, model: str, *, loras: Mapping[str, str] | Sequence[LoraModule] = (), **engine_options: Any
+    ) -> None:
+        """`loras`: directories of LoRA adapters by name, for `generate(lora=name)`."""
+        named = [LoraModule(*item) for item in loras.items()] if isinstance(loras, Mapping) else loras
+        engine_options |= {"loras": tuple(named)}
         try:
             options = EngineOptions(model=model, **engine_options)
         except TypeError:
@@ -76,12 +81,14 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        lora: str | Sequence[str | None] | None = None,
         use_tqdm: bool = True,
     ) -> list[GenerateResult]:
-        """Answers to all prompts, batched continuously. `params`: one for all, or one a prompt.
+        """Answers to all prompts, batched continuously. `params` and `lora`: one for all, or one per prompt.
 
-        A prompt is a string or token ids. Raises InvalidRequest naming the field before anything is computed, and
-        EngineDead when the replica cannot go on. `use_tqdm` shows a progress bar on a terminal.
+        A prompt is a string or token ids; `lora` names an adapter, None the base model. Raises InvalidRequest
+        naming the field before anything is computed, EngineDead when the replica cannot go on. `use_tqdm` shows a
+        progress bar on a terminal.
         """
         listed = _listed(prompts)
         if params is None or isinstance(params, SamplingParams):
@@ -90,9 +97,12 @@ class LLM:
             raise ValueError(
                 f"{len(params)} sampling parameters for {len(listed)} prompts; give one, or one a prompt"
             )
+        adapters = [lora] * len(listed) if lora is None or isinstance(lora, str) else list(lora)
+        if len(adapters) != len(listed):
+            raise ValueError(f"{len(adapters)} adapters for {len(listed)} prompts; give one, or one per prompt")
         requests = []
-        for prompt, wanted in zip(listed, params, strict=True):
-            requests.append(self._frontend.prepare(prompt, wanted, str(self._requests)))
+        for prompt, wanted, adapter in zip(listed, params, adapters, strict=True):
+            requests.append(self._frontend.prepare(prompt, wanted, str(self._requests), lora=adapter))
             self._requests += 1
         collected = {request.request_id: _Collected(request.params) for request in requests}
         try:
@@ -118,6 +128,7 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        lora: str | Sequence[str | None] | None = None,
         use_tqdm: bool = True,
     ) -> list[GenerateResult]:
         """Answers to one conversation or several, through the model's chat template."""
@@ -126,7 +137,7 @@ class LLM:
             self.tokenizer.apply_chat_template(c, tools=tools, add_generation_prompt=add_generation_prompt)  # type: ignore[arg-type]
             for c in conversations
         ]
-        return self.generate(prompts, params, use_tqdm=use_tqdm)
+        return self.generate(prompts, params, lora=lora, use_tqdm=use_tqdm)
 
     def stats(self) -> EngineStats:
         return self._core.stats()

@@ -15,8 +15,10 @@ from shoal.engine.frontend import Frontend
 from shoal.engine.kv.blocks import KvBlocks
 from shoal.engine.kv.budget import KvBudget, available_memory, kv_budget
 from shoal.engine.kv.cache import KvCache, kv_block_bytes
+from shoal.engine.lora.config import adapter_digest
 from shoal.engine.machine import usable_cores
 from shoal.engine.models import build_model
+from shoal.engine.models.adapters import install_adapters
 from shoal.engine.models.decoder import CausalLM
 from shoal.engine.models.overlap import settle_overlap
 from shoal.engine.models.quantize import quantize_model
@@ -79,6 +81,7 @@ def load_engine(options: EngineOptions, observer: Observer | None = None) -> tup
         max_model_len=budget.max_model_len,
         guided=guided,
         seed=options.seed,
+        adapters=[lora.name for lora in options.loras],
     )
     config = SchedulerConfig(
         num_blocks=budget.num_blocks,
@@ -110,7 +113,8 @@ def _numerics(options: EngineOptions, spec: ModelSpec, dtype: torch.dtype) -> st
     ropes = [layer.attention.rope for layer in spec.layers]
     scaled = any(rope is not None and rope.kind in ("dynamic", "longrope") for rope in ropes)
     longest = (options.max_model_len or spec.max_position) if scaled else 0
-    return f"{dtype} {options.quantize} {longest}"
+    adapters = [f"{lora.name} {adapter_digest(Path(lora.path).expanduser())}" for lora in options.loras]
+    return " ".join([f"{dtype} {options.quantize} {longest}", *adapters])
 
 
 def _publisher(options: EngineOptions, executor: Executor) -> KvEventSink | None:
@@ -192,6 +196,7 @@ def load_worker(
     if options.quantize is not None:
         quantize_model(model, options.quantize)
     model.load(open_weights(path))
+    install_adapters(model, options.loras)
     kept = cache_dtype(options, spec, dtype)
     block_bytes = kv_block_bytes(held(spec, mesh), options.block_size, kept)
     # The scheduler's block is as long as the blocks of all context-parallel ranks together.

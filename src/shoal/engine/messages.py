@@ -14,6 +14,8 @@ class Admission(msgspec.Struct, frozen=True, array_like=True):
     params: SamplingParams
     prompt: tuple[int, ...]
     output: tuple[int, ...]
+    lora: str | None = None
+    """The adapter that its rows are computed with."""
 
 
 class StepCommand(msgspec.Struct, frozen=True, array_like=True):

@@ -13,7 +13,17 @@ KV_DTYPES = ("auto", "int8")
 SCHEMES = ("int8", "int4")
 COLLECTIVES = ("auto", "shm", "gloo", "nccl")
 _TRANSFER = re.compile(r"^tcp://[^/\s:]+:(\d{1,5})$")
+_NAME = re.compile(r"^[^\s=]{1,256}$")
 _EVENTS = re.compile(r"^tcp://[^/\s:]+:[1-9]\d{0,4}$")
+
+
+class LoraModule(msgspec.Struct, frozen=True):
+    """A LoRA adapter to serve beside the model."""
+
+    name: str
+    """The model name by which requests choose it."""
+    path: str
+    """A directory in PEFT's format: adapter_config.json and adapter_model.safetensors."""
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +43,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     head, a quarter of float32's memory, at a small loss (docs/benchmarks.md)."""
     quantize: Literal["int8", "int4"] | None = None
     """Hold matrices in fewer bits than the checkpoint has them in (docs/quantization.md); on a CPU."""
+    loras: tuple[LoraModule, ...] = ()
+    """LoRA adapters, loaded at start-up (docs/lora.md)."""
     device: str = "cpu"
     block_size: int = 16
     """Tokens of KV a block."""
@@ -104,6 +116,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidOption("quantize", self.quantize, "one of " + ", ".join(SCHEMES))
         if self.quantize is not None and self.device != "cpu":
             raise InvalidOption("quantize", self.quantize, f"the device cpu; kernels for {self.device} are missing")
+        self._validate_loras()
         if self.block_size not in (1, 2, 4, 8, 16, 32, 64, 128, 256):
             raise InvalidOption("block_size", self.block_size, "a power of two from 1 to 256")
         _at_least("num_blocks", self.num_blocks, 2)
@@ -122,6 +135,16 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidOption("step_timeout", self.step_timeout, "seconds > 0")
         if self.num_blocks is not None and self.kv_memory is not None:
             raise InvalidOption("kv_memory", self.kv_memory, "either num_blocks or kv_memory, not both")
+
+    def _validate_loras(self) -> None:
+        names = [self.served_name]
+        for lora in self.loras:
+            if not _NAME.match(lora.name) or not lora.path:
+                accepted = "name=directory, the name of 1 to 256 characters without white space"
+                raise InvalidOption("lora", f"{lora.name}={lora.path}", accepted)
+            if lora.name in names:
+                raise InvalidOption("lora", lora.name, "a name that no other adapter and not the model itself has")
+            names.append(lora.name)
 
     def _validate_transfer(self) -> None:
         if self.kv_transfer is None:

@@ -16,6 +16,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     """Lower is served earlier."""
     cache_salt: str | None = None
+    lora: str | None = None
+    """The adapter it is computed with; None: the base model alone."""
     output: tuple[int, ...] = ()
     """Tokens that another replica has given already. What comes is what it would have given after them."""
     kv_transfer: KvTransferParams | None = None

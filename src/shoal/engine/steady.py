@@ -81,4 +81,5 @@ class _Decoding:
             block_tables=batch.block_tables,
             logit_rows=batch.logit_rows,
             lengths=tuple((1, start + 1) for start in starts),
+            adapters=batch.adapters,
         )

@@ -76,6 +76,8 @@ class Worker:
         self._batches = Batches(kv.block_size, device, (cp.index, cp.size))
         self._tables: dict[int, _Table] = {}
         self._prompts: dict[int, _PromptRows] = {}
+        self._adapters: dict[int, int] = {}
+        """Numbers of the adapters of sequences that have one."""
         self._refused: dict[int, str] = {}
         """Sequences whose sampler state could not be made, and why: they fail alone, not the step."""
 
@@ -108,7 +110,8 @@ class Worker:
             targets = prompt.targets(entry) if prompt is not None else ()
             drafts = entry.tokens[len(entry.tokens) - entry.drafts :]
             wanted = len(targets) + (1 + entry.drafts if entry.sample else 0)
-            shares.append(SequenceRows(entry.tokens, entry.start, table.view, wanted, table))
+            adapter = self._adapters.get(entry.sequence_id, 0)
+            shares.append(SequenceRows(entry.tokens, entry.start, table.view, wanted, table, adapter))
             if entry.sequence_id in self._refused:
                 rows.append(SampleRow(entry.sequence_id, row, row, False))
             else:
@@ -147,6 +150,8 @@ class Worker:
         self._prompts.pop(sequence_id, None)
         if admission.params.prompt_logprobs is not None and not admission.output:
             self._prompts[sequence_id] = _PromptRows(admission.prompt)
+        if admission.lora is not None:
+            self._adapters[sequence_id] = self._model.adapter_numbers[admission.lora]
         if self._sampler is None:
             return
         try:
@@ -186,6 +191,7 @@ class Worker:
     def _forget(self, sequence_id: int) -> None:
         self._tables.pop(sequence_id, None)
         self._prompts.pop(sequence_id, None)
+        self._adapters.pop(sequence_id, None)
         self._refused.pop(sequence_id, None)
         if self._sampler is not None:
             self._sampler.remove(sequence_id)
@@ -203,3 +209,4 @@ class Worker:
     def close(self) -> None:
         self._tables.clear()
         self._prompts.clear()
+        self._adapters.clear()

@@ -87,7 +87,7 @@ class KvTransfers:
             )
 
     async def _fetch(self, request: EngineRequest, params: KvTransferParams) -> None:
-        extras = make_extras(None, request.cache_salt)
+        extras = make_extras(request.lora, request.cache_salt)
         hashes = self._hasher.hashes(request.prompt, extras)
         known = await self._ask(lambda core: core.known_prefix(hashes))
         pieces = fetch(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from shoal.engine import ops
 from shoal.engine.layers.loading import Place, Span, Target, empty
+from shoal.engine.lora.update import LowRankUpdates
 from shoal.engine.ops.quantized import PANEL, QuantizedRows, QuantizedWeight, Scheme
 from shoal.engine.ops.reference_quantized import Gate
 from shoal.engine.parallel.group import Group
@@ -49,6 +50,10 @@ def rows_of(weight: Weight, start: int, count: int) -> Place:
     )
 
 
+def _gated(gate_up: Tensor, gate: Gate) -> Tensor:
+    return ops.silu_mul(gate_up) if gate == "silu" else ops.gelu_mul(gate_up)
+
+
 class Linear(nn.Module):
     """x [T, in] -> [T, out]."""
 
@@ -57,13 +62,15 @@ class Linear(nn.Module):
         self.outputs = outputs
         self.weight: Weight = empty((outputs, inputs), dtype, device)
         self.bias = empty((outputs,), dtype, device) if bias else None
+        self.lora: LowRankUpdates | None = None
 
     def quantize(self, scheme: Scheme) -> None:
         """Have weights of fewer bits; before loading."""
         replace_weight(self, quantized(self.weight, scheme))
 
     def forward(self, x: Tensor) -> Tensor:
-        return multiply(x, self.weight, self.bias)
+        y = multiply(x, self.weight, self.bias)
+        return y if self.lora is None else self.lora.add(y, x)
 
     def targets(self, parts: Mapping[str, Span | int]) -> dict[str, Target]:
         """Checkpoint names of the stacked matrices -> where each goes. `parts` gives the rows of each, in order."""
@@ -89,19 +96,25 @@ class RowLinear(nn.Module):
         self.outputs = outputs
         self.weight: Weight = empty((outputs, len(inputs)), dtype, device)
         self.bias = empty((outputs,), dtype, device) if bias else None
+        self.lora: LowRankUpdates | None = None
 
     def quantize(self, scheme: Scheme) -> None:
         """Have weights of fewer bits; before loading."""
         replace_weight(self, quantized(self.weight, scheme))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._summed(multiply(x, self.weight, self._own_bias()))
+        partial = multiply(x, self.weight, self._own_bias())
+        # A is cut by inputs as the weight is, so that updates are partial sums too.
+        return self._summed(partial if self.lora is None else self.lora.add(partial, x))
 
     def of_gated(self, gate_up: Tensor, gate: Gate) -> Tensor:
         """As `forward`, of act(gate) · up: rows gate | up [T, 2 · own inputs]."""
         if isinstance(self.weight, QuantizedWeight):
-            return self._summed(ops.quantized_linear(gate_up, self.weight, self._own_bias(), gate))
-        return self(ops.silu_mul(gate_up) if gate == "silu" else ops.gelu_mul(gate_up))  # type: ignore[no-any-return]
+            partial = ops.quantized_linear(gate_up, self.weight, self._own_bias(), gate)
+            if self.lora is not None and self.lora.wanted:
+                self.lora.add(partial, _gated(gate_up, gate))
+            return self._summed(partial)
+        return self(_gated(gate_up, gate))  # type: ignore[no-any-return]
 
     def _own_bias(self) -> Tensor | None:
         return self.bias if self.group.size == 1 else None

@@ -7,7 +7,7 @@ A rank of a mesh holds its pipeline stage, and of each matrix in it what is its 
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 import torch
@@ -25,6 +25,7 @@ from shoal.engine.layers.mlp import GatedMlp
 from shoal.engine.layers.moe import MoeFfn
 from shoal.engine.layers.norm import RmsNorm
 from shoal.engine.layers.rope import RotaryEmbedding
+from shoal.engine.lora.update import ActiveRows
 from shoal.engine.models.names import NormNames, canonical, of_an_expert
 from shoal.engine.ops.stack import Product, Stack, StackLayer
 from shoal.engine.parallel.mesh import Mesh
@@ -172,6 +173,9 @@ class CausalLM(nn.Module):
         self.ropes = nn.ModuleList(RotaryEmbedding(rope, max_length, dtype, device) for rope in ropes)
         attentions = [spec.layers[index].attention for index in self.stage]
         self._stack: tuple[KvCache, Stack | None] | None = None
+        self.adapter_rows = ActiveRows()
+        self.adapter_numbers: Mapping[str, int] = {}
+        """By name (`models.adapters`)."""
         self.rope_of_layer = [ropes.index(a.rope) if a.rope else None for a in attentions]
 
     def shared_weight(self) -> Weight | None:
@@ -187,7 +191,10 @@ class CausalLM(nn.Module):
         x = self._enter(batch)
         end = max((context for _, context in batch.lengths), default=0)
         rotations = [rope(batch.positions, end) for rope in self.ropes]
-        stack = self._stack_of(kv) if batch.stripe is None else None
+        self.adapter_rows.rows = batch.adapters
+        # The fused kernels know nothing of adapters; op by op, rows of the base model get the same bits.
+        fused = batch.stripe is None and not batch.adapters
+        stack = self._stack_of(kv) if fused else None
         if stack is not None:
             x = stack(x, rotations, batch)
             return x if self.norm is not None else self._leave(x)
