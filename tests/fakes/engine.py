@@ -85,6 +85,10 @@ class FakeEngine:
         self.faults: deque[Fault] = deque()
         """One request each, before `fault`."""
         self.tokenized = 0
+        self.spaced = False
+        """Its JSON has spaces, as that of engines in plain Python has."""
+        self.counts = True
+        """It says how many tokens it computed."""
         self.padding = ""
         """Added to the text of every streamed token."""
         self.ready = True
@@ -203,7 +207,7 @@ class FakeEngine:
     def _json(
         self, writer: asyncio.StreamWriter, status: int, value: object, headers: dict[str, str] | None = None
     ) -> None:
-        body = json.dumps(value, separators=(",", ":")).encode()
+        body = self._dumped(value)
         extra = "".join(f"{k}: {v}\r\n" for k, v in (headers or {}).items())
         head = (
             f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n{extra}\r\n"
@@ -336,7 +340,7 @@ class FakeEngine:
         usage = self._usage(len(prompt), len(made) + len(resumed), hit)
         self.completed += 1
         if streams:
-            if (body.get("stream_options") or {}).get("include_usage"):
+            if self.counts and (body.get("stream_options") or {}).get("include_usage"):
                 kind = "chat.completion.chunk" if chat else "text_completion"
                 self._event(writer, base | {"object": kind, "choices": [], "usage": usage})
             self._piece(writer, b"data: [DONE]\n\n")
@@ -346,7 +350,7 @@ class FakeEngine:
             choice: dict[str, Any] = {"index": 0, "finish_reason": "length"}
             choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
             kind = "chat.completion" if chat else "text_completion"
-            answer = base | {"object": kind, "choices": [choice], "usage": usage}
+            answer = base | {"object": kind, "choices": [choice]} | ({"usage": usage} if self.counts else {})
             if transfer is not None:
                 answer["kv_transfer_params"] = transfer
             self._json(writer, 200, answer)
@@ -399,7 +403,10 @@ class FakeEngine:
         writer.write(b"%x\r\n" % len(data) + data + b"\r\n")
 
     def _event(self, writer: asyncio.StreamWriter, value: object) -> None:
-        self._piece(writer, b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n")
+        self._piece(writer, b"data: " + self._dumped(value) + b"\n\n")
+
+    def _dumped(self, value: object) -> bytes:
+        return json.dumps(value, separators=(", ", ": ") if self.spaced else (",", ":")).encode()
 
     def _transfer(self, body: dict[str, Any]) -> dict[str, Any] | None:
         """The split's two ends: hold KV for a decode replica, or take it from the prefill replica."""

@@ -21,7 +21,7 @@ import msgspec
 from shoal.fleet.gateway.body import Parsed, with_fields
 from shoal.fleet.gateway.leg import Leg
 from shoal.fleet.gateway.record import Observers, RequestRecord
-from shoal.fleet.gateway.sse import usage_of
+from shoal.fleet.gateway.usage import usage_of
 from shoal.fleet.http1 import Endpoint
 from shoal.fleet.registry import Registry, Replica
 from shoal.policy.outcomes import MEANINGS, LegFailed, Outcome, outcome_of_exception
@@ -31,7 +31,7 @@ log = logging.getLogger("shoal.fleet")
 
 _ANSWER_LIMIT = 16 * 2**20
 _RELEASE_SECONDS = 10.0
-_CACHED = re.compile(rb'"cached_tokens":\s*\d+')
+_CACHED = re.compile(rb'"cached_tokens"\s*:\s*\d+')
 _PREFILL_PARAMS: dict[str, Any] = {
     "do_remote_decode": True,
     "do_remote_prefill": False,

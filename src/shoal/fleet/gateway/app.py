@@ -184,9 +184,9 @@ class Gateway:
             await exchange.run()
         finally:
             unwatch()
-            used = exchange.usage
-            client.settle(charged, used.prompt_tokens + used.output if used is not None else charged)
-            if used is not None:
+            used = exchange.meter.used
+            client.settle(charged, used.total)
+            if exchange.meter.usage is not None:
                 self.sizer.observe(parsed.ask.model, parsed.prompt_bytes, used.prompt_tokens, used.output)
 
     async def _exchange(
@@ -269,7 +269,7 @@ class Gateway:
         if task in self._gone:
             record.status = record.status or CLIENT_CLOSED
             record.outcome = Outcome.CANCELLED
-        elif exchange is not None and exchange.started:
+        elif exchange is not None and exchange.reply.started:
             await exchange.shut_down()
         else:
             await self._send_error(send, record, shutting_down())
@@ -299,7 +299,7 @@ class Gateway:
             now = self.registry.clock()
             self._bodies.sweep(now)
             for task, exchange in list(self._live.items()):
-                since = exchange.sending_since if exchange is not None else None
+                since = exchange.reply.sending_since if exchange is not None else None
                 if since is not None and now - since > self.config.reader_seconds:
                     self._gone.add(task)
                     task.cancel()

@@ -66,6 +66,12 @@ class Ask(msgspec.Struct, kw_only=True):
     kv_transfer_params: Raw = Raw()
 
 
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+_stream_options = msgspec.json.Decoder(_StreamOptions)
+_fields = msgspec.json.Decoder(dict[str, Raw])
 _ask = msgspec.json.Decoder(Ask)
 _text = msgspec.json.Decoder(str)
 _ids = msgspec.json.Decoder(list[int])
@@ -102,6 +108,17 @@ class Parsed:
         fields = (ask.structured_outputs, ask.guided_json, ask.guided_regex, ask.guided_choice, ask.guided_grammar)
         shaped = given(ask.response_format) and b'"text"' not in bytes(ask.response_format)
         return shaped or any(given(field) for field in fields)
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether the client asked for the event with the usage of a stream."""
+        options = self.ask.stream_options
+        if not given(options):
+            return False
+        try:
+            return _stream_options.decode(options).include_usage is True
+        except msgspec.MsgspecError:
+            return False
 
     def draw_seed(self) -> None:
         """Give a sampled request without a seed one of its own: as random as before, and it can be continued."""
@@ -241,3 +258,21 @@ def with_fields(body: bytes, fields: bytes) -> bytes:
     """The body with more fields in front (`"a":1,`), without serializing it again."""
     brace = body.index(b"{") + 1
     return b"".join((body[:brace], fields, body[brace:]))
+
+
+def asking_for_usage(parsed: Parsed) -> bytes:
+    """The body of a stream whose client doesn't want its usage, so that the engine says it all the same."""
+    options = parsed.ask.stream_options
+    if not bytes(options):
+        return with_fields(parsed.body, b'"stream_options":{"include_usage":true},')
+    fields = _fields.decode(parsed.body)
+    try:
+        asked = _fields.decode(options) if given(options) else {}
+    except msgspec.MsgspecError:
+        # The engine says what is wrong with it.
+        return parsed.body
+    asked["include_usage"] = Raw(b"true")
+    # Without `include_usage` it had no effect; with it, every event would say what nobody asked for.
+    asked.pop("continuous_usage_stats", None)
+    fields["stream_options"] = Raw(msgspec.json.encode(asked))
+    return msgspec.json.encode(fields)

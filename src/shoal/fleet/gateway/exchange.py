@@ -10,23 +10,18 @@ import logging
 
 from starlette.types import Send
 
-from shoal.engine.server.errors import ApiError, ErrorBody, error_json
-from shoal.fleet.gateway.body import Parsed, given, with_fields
+from shoal.engine.server.errors import ApiError, ErrorBody
+from shoal.fleet.gateway.body import Parsed, asking_for_usage, with_fields
 from shoal.fleet.gateway.config import GatewayConfig
 from shoal.fleet.gateway.dispatch import Dispatcher
+from shoal.fleet.gateway.formats import CompletionsFormat, StreamReader, failure_of
 from shoal.fleet.gateway.journal import Journal, mode_for
 from shoal.fleet.gateway.leg import Leg, Refused, learn
 from shoal.fleet.gateway.record import Observers, RequestRecord
-from shoal.fleet.gateway.replies import ERROR_EVENT, Headers, answer_headers, closed, failed, until_error
-from shoal.fleet.gateway.sse import (
-    DONE,
-    Cutter,
-    Usage,
-    payloads,
-    usage_of,
-    without_token_ids,
-    without_usage,
-)
+from shoal.fleet.gateway.replies import answer_headers, closed, failed, refusal_of
+from shoal.fleet.gateway.reply import Headers, Reply
+from shoal.fleet.gateway.sse import SseSplitter, without_token_ids, without_usage
+from shoal.fleet.gateway.usage import TokenMeter, output_estimate, usage_of
 from shoal.fleet.http1 import Answer
 from shoal.fleet.registry import Registry
 from shoal.fleet.split import Handoff, Splitter
@@ -71,44 +66,52 @@ class Exchange:
         self._route = route
         self._ticket = ticket
         self._forwarded = forwarded
-        self._send = send
         self._clock = registry.clock
+        self._form = CompletionsFormat()
+        self.reply = Reply(send, record, self._clock, self._form)
         self.charge = ticket.prompt_tokens + ticket.max_tokens
         """Tokens expected of it, for rate limits."""
-        self.started = False
-        """The client has seen a byte."""
-        self.sending_since: float | None = None
-        self.usage: Usage | None = None
+        self.meter = TokenMeter(ticket.prompt_tokens, ticket.max_tokens)
+        self._said = False
+        """The client has seen something of an answer: from here on it can be continued, but not begun again."""
         self._journal: Journal | None = None
         self._continuing = False
         self._tries = 0
         self._strip_usage = False
-        self._wants_usage = b"include_usage" in bytes(parsed.ask.stream_options)
 
     async def run(self) -> None:
         """Answer the client. `ApiError` where nothing was sent yet; what breaks later ends in an error event."""
         self._budget.on_request(self._clock())
-        while True:
-            try:
-                leg = await self._acquire()
-            except ApiError as error:
-                if not self.started:
-                    raise
-                await self._end_stream(error.body)
-                return
-            try:
-                await self._carry(leg)
-                self._end(leg, Outcome.OK)
-                return
-            except BaseException as error:
-                self._end(leg, outcome_of_exception(error))
-                if isinstance(error, Refused) and not self.started:
-                    await self._pass_refusal(leg, error)
-                    return
-                if not isinstance(error, LegFailed | TimeoutError):
-                    raise
-                if await self._is_last(leg, error):
-                    return
+        try:
+            while not await self._try():
+                pass
+        except ApiError as error:
+            if not self._said:
+                self.meter.refuse()
+            if not self.reply.started:
+                raise
+            await self._end_stream(error.body)
+        finally:
+            if self._journal is not None and self._journal.prompt:
+                self.meter.prompt = len(self._journal.prompt)
+            used = self.meter.used
+            self.record.prompt_tokens, self.record.completion_tokens = used.prompt_tokens, used.output
+
+    async def _try(self) -> bool:
+        """One leg; whether the request has ended with it."""
+        leg = await self._acquire()
+        try:
+            await self._carry(leg)
+            self._end(leg, Outcome.OK)
+            return True
+        except BaseException as error:
+            self._end(leg, outcome_of_exception(error))
+            if isinstance(error, Refused) and not self._said:
+                await self._pass_refusal(leg, error)
+                return True
+            if not isinstance(error, LegFailed | TimeoutError):
+                raise
+            return await self._is_last(leg, error)
 
     # Where to.
 
@@ -130,8 +133,8 @@ class Exchange:
         now = self._clock()
         outcome = outcome_of_exception(error)
         log.info("request %s on %s: %s: %s", self.record.request_id, leg.replica.name, outcome, error)
-        again = MEANINGS[outcome].retry or (self.started and outcome is Outcome.DEADLINE)
-        if self.started:
+        again = MEANINGS[outcome].retry or (self._said and outcome is Outcome.DEADLINE)
+        if self._said:
             return await self._break_off(leg, error, again)
         if not again or self._tries >= self._config.attempts or not self._budget.take(now):
             raise failed(error, outcome)
@@ -157,9 +160,9 @@ class Exchange:
 
     async def _break_off(self, leg: Leg, error: LegFailed | TimeoutError, again: bool) -> bool:
         journal = self._journal
-        if journal is not None and (ending := journal.ending(usage=self._wants_usage)) is not None:
-            await self._write(ending)
-            await self._finish()
+        if journal is not None and (ending := journal.ending(usage=self._parsed.wants_usage)) is not None:
+            await self.reply.write(ending)
+            await self.reply.finish()
             return True
         able = journal is not None and again and self._config.continuation and self._tries < self._config.attempts
         if journal is None or not able or not self._budget.take(self._clock()):
@@ -203,12 +206,12 @@ class Exchange:
         answer = await leg.open(path, body, self._forwarded, self._config.first_byte_seconds)
         if answer.header(b"content-type").startswith(b"text/event-stream"):
             await self._stream(leg, answer)
-        elif self.started:
+        elif self.reply.started:
             raise LegFailed(Outcome.REPLICA_FAULT, f"replica {leg.replica.name} did not stream")
         else:
             await self._whole(leg, answer)
-        if self.usage is not None:
-            learn(self.record, leg, self.usage, self._observers)
+        if self.meter.usage is not None:
+            learn(self.record, leg, self.meter.usage, self._observers)
 
     def _request_for(self, leg: Leg) -> tuple[bytes, bytes]:
         parsed, handle = self._parsed, leg.replica.handle
@@ -217,115 +220,105 @@ class Exchange:
             request = self._journal.request(handle)
             if request is None:
                 raise LegFailed(Outcome.CANCELLED, f"replica {handle.name} can't continue this stream")
+            self.meter.begin_leg(self._journal.safe, replayed=self._journal.mode == "replay")
             return request
+        self.meter.begin_leg()
         added = b""
+        body = parsed.body
         if parsed.streams:
-            self._strip_usage = handle.usage_in_stream and not given(parsed.ask.stream_options)
-            if self._strip_usage:
-                added += b'"stream_options":{"include_usage":true},'
+            self._strip_usage = handle.usage_in_stream and not parsed.wants_usage
             if self._config.continuation and handle.resumes:
                 parsed.draw_seed()
+            body = asking_for_usage(parsed) if self._strip_usage else parsed.body
             mode = mode_for(parsed, handle) if self._config.continuation else None
             self._journal = Journal(parsed, mode) if mode is not None else None
             if mode is not None and not parsed.ask.return_token_ids:
                 added += b'"return_token_ids":true,'
-        return _PATHS[parsed.endpoint], with_fields(parsed.body, added) if added else parsed.body
+        return _PATHS[parsed.endpoint], with_fields(body, added) if added else body
 
     async def _whole(self, leg: Leg, answer: Answer) -> None:
         """An answer in one piece: it has come to its end before the client sees any of it."""
+        meter = self.meter
+        meter.output = meter.expected
         body = await answer.whole(self._config.max_answer_bytes, self._config.first_byte_seconds)
         content_type = answer.header(b"content-type")
         if content_type.startswith(b"application/json") and not closed(body):
             raise LegFailed(Outcome.REPLICA_FAULT, f"replica {leg.replica.name} sent broken JSON")
-        body = self._taken_over(body)
-        self.usage = usage_of(body)
-        leg.lease.counted = self.usage.output if self.usage is not None else 0
+        body = self._corrected(body)
+        self._took_over()
+        usage = meter.usage = usage_of(body)
+        meter.output = leg.lease.counted = usage.output if usage is not None else output_estimate(body)
         headers = answer_headers(self.record, leg, content_type or b"application/json")
-        headers.append((b"content-length", b"%d" % len(body)))
-        if self.usage is not None and (cached := self.usage.cached) is not None:
-            headers.append((b"x-shoal-hit", b"%d" % cached))
-        self.started = True
-        self.record.status = answer.status
-        await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        await self._write(body, last=True)
+        if usage is not None and usage.cached is not None:
+            headers.append((b"x-shoal-hit", b"%d" % usage.cached))
+        self._said = True
+        await self.reply.whole(answer.status, headers, body)
 
     async def _stream(self, leg: Leg, answer: Answer) -> None:
-        cutter, config, clock, lease = Cutter(), self._config, self._clock, leg.lease
-        ended = False
-        seconds = config.first_byte_seconds
-        while piece := await answer.read(seconds):
-            events = cutter.feed(piece)
+        splitter, reader = SseSplitter(), StreamReader(self._form)
+        config, clock, lease = self._config, self._clock, leg.lease
+        deadline = clock() + config.first_byte_seconds
+        while piece := await answer.read(deadline - clock()):
+            events = splitter.feed(piece)
             if not events:
                 continue
-            if ERROR_EVENT in events:
-                events, failure = until_error(events)
-                if failure is not None:
-                    if events:
-                        await self._relay(leg, answer, events)
-                    raise failure
-            lease.progress(clock())
-            events = self._taken_over(events)
-            seconds = config.stall_seconds
-            ended = ended or DONE in events
-            await self._relay(leg, answer, events)
-        if not ended:
-            raise LegFailed(Outcome.REPLICA_FAULT, f"replica {leg.replica.name} ended the stream without [DONE]")
-        await self._finish()
+            events = reader.read(self._corrected(events))
+            if events:
+                self._took_over()
+                lease.progress(clock())
+                deadline = lease.last_at + config.stall_seconds
+                await self._relay(leg, answer, reader, events)
+            if reader.failure is not None:
+                if not self._said and (refused := refusal_of(reader.failure)) is not None:
+                    raise refused
+                raise failure_of(reader.failure)
+        if not reader.done:
+            raise LegFailed(
+                Outcome.REPLICA_FAULT, f"replica {leg.replica.name} ended the stream without {self._form.end}"
+            )
+        await self.reply.finish()
 
-    def _taken_over(self, data: bytes) -> bytes:
-        """Bytes of a decode leg: they show that it has the KV, and get the prefill leg's figures."""
-        if self._handoff is None:
-            return data
-        self._splitter.took(self._handoff)
-        return self._handoff.corrected(data)
+    def _corrected(self, data: bytes) -> bytes:
+        """Bytes of a decode leg, with the prefill leg's figures."""
+        return data if self._handoff is None else self._handoff.corrected(data)
 
-    async def _relay(self, leg: Leg, answer: Answer, events: bytes) -> None:
+    def _took_over(self) -> None:
+        """A decode leg answers: it has the KV."""
+        if self._handoff is not None:
+            self._splitter.took(self._handoff)
+
+    async def _relay(self, leg: Leg, answer: Answer, reader: StreamReader, events: bytes) -> None:
         record, now = self.record, leg.lease.last_at
         if record.first_token is None:
             record.first_token = now
         record.last_token = now
         record.chunks += 1
-        if b'"usage":{' in events:
-            for data in payloads(events):
-                self.usage = usage_of(data) or self.usage
+        self.meter.output, self.meter.usage = reader.output, reader.usage
         journal = self._journal
         if journal is not None:
-            journal.read(events)
+            journal.read(reader)
             if self._continuing:
                 if journal.safe > 0:
                     self._tries = 1
-                events = journal.reshape(events, usage=self._wants_usage)
+                events = journal.reshape(reader, usage=self._parsed.wants_usage)
             elif not self._parsed.ask.return_token_ids:
                 events = without_token_ids(events)
         if self._strip_usage and not self._continuing:
             events = without_usage(events)
         if not events:
             return
-        if not self.started:
-            self.started = True
-            record.status = 200
-            headers = answer_headers(self.record, leg, answer.header(b"content-type"))
-            headers += ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._write(events)
+        self._said = True
+        if not self.reply.started:
+            await self.reply.start_stream(answer_headers(record, leg, answer.header(b"content-type")))
+        await self.reply.write(events)
 
     # To the client.
 
-    async def _write(self, data: bytes, *, last: bool = False) -> None:
-        self.sending_since = self._clock()
-        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
-        self.sending_since = None
-        self.record.bytes_sent += len(data)
-
-    async def _finish(self) -> None:
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
     async def _end_stream(self, body: ErrorBody) -> None:
-        """The honest end of a stream that can't go on: an error event, and no [DONE]."""
+        """The honest end of a stream that can't go on."""
         if self.record.outcome is Outcome.OK or self.record.outcome is None:
             self.record.outcome = Outcome.REPLICA_FAULT
-        await self._write(b"data: " + error_json(body) + b"\n\n")
-        await self._finish()
+        await self.reply.fail(body)
 
     async def shut_down(self) -> None:
         """The gateway goes away: say so, where a stream has begun."""
@@ -334,9 +327,9 @@ class Exchange:
         )
 
     async def _pass_refusal(self, leg: Leg, refusal: Refused) -> None:
-        self.record.status = refusal.status
+        self.meter.refuse()
+        if self.reply.started:
+            await self.reply.fail(refusal.error)
+            return
         headers = answer_headers(self.record, leg, refusal.content_type or b"application/json")
-        headers.append((b"content-length", b"%d" % len(refusal.body)))
-        self.started = True
-        await self._send({"type": "http.response.start", "status": refusal.status, "headers": headers})
-        await self._write(refusal.body, last=True)
+        await self.reply.whole(refusal.status, headers, refusal.body)

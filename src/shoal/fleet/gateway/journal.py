@@ -17,7 +17,9 @@ from typing import Any, Literal
 import msgspec
 
 from shoal.fleet.gateway.body import Parsed, given, with_fields
-from shoal.fleet.gateway.sse import DONE, Usage, payloads
+from shoal.fleet.gateway.formats import Chunk, StreamReader
+from shoal.fleet.gateway.sse import DONE
+from shoal.fleet.gateway.usage import Usage
 from shoal.fleet.registry import ReplicaHandle
 
 Mode = Literal["replay", "resume"]
@@ -40,29 +42,6 @@ _CARRIED = (
 )
 
 
-class _Delta(msgspec.Struct):
-    content: str | None = None
-
-
-class _Choice(msgspec.Struct):
-    text: str | None = None
-    delta: _Delta | None = None
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-
-
-class _Chunk(msgspec.Struct):
-    id: str = ""
-    created: int = 0
-    model: str = ""
-    choices: list[_Choice] = []
-    prompt_token_ids: list[int] | None = None
-    usage: Usage | None = None
-
-
-_chunk = msgspec.json.Decoder(_Chunk)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -103,23 +82,20 @@ class Journal:
     safe: int = 0
     """Tokens of the output whose text the client has; those after it (half a character) are computed again."""
     finish: str | None = None
-    head: _Chunk = field(default_factory=_Chunk)
+    head: Chunk = field(default_factory=Chunk)
     usage_sent: bool = False
 
-    def read(self, events: bytes) -> None:
-        """Take in whole events on their way to the client."""
-        for data in payloads(events):
-            if data == b"[DONE]":
-                continue
-            try:
-                self._take(_chunk.decode(data))
-            except (msgspec.MsgspecError, UnicodeDecodeError):
-                # An engine that says something else: never continue on a guess.
-                self.prompt = None
-                self.output.clear()
-                self.safe = -1
+    def read(self, reader: StreamReader) -> None:
+        """Take in the events read last, on their way to the client."""
+        for chunk in reader.chunks:
+            self._take(chunk)
+        if reader.unreadable:
+            # An engine that says something else: never continue on a guess.
+            self.prompt = None
+            self.output.clear()
+            self.safe = -1
 
-    def _take(self, chunk: _Chunk) -> None:
+    def _take(self, chunk: Chunk) -> None:
         if not self.head.id:
             self.head = chunk
         if chunk.usage is not None and not chunk.choices:
@@ -128,8 +104,7 @@ class Journal:
             if self.prompt is None and self.safe == 0:
                 self.prompt = choice.prompt_token_ids or chunk.prompt_token_ids
             self.output += choice.token_ids or ()
-            shown = choice.text if choice.delta is None else choice.delta.content
-            if shown:
+            if choice.shown:
                 self.safe = len(self.output)
             self.finish = choice.finish_reason or self.finish
 
@@ -176,20 +151,17 @@ class Journal:
         """Another replica goes on: what the client hasn't seen in text is forgotten."""
         del self.output[self.safe :]
 
-    def reshape(self, events: bytes, *, usage: bool) -> bytes:
+    def reshape(self, reader: StreamReader, *, usage: bool) -> bytes:
         """Events of a continuing leg in the form of the first one's: same id, same kind of chunk, usage of both."""
         made = []
-        for data in payloads(events):
-            if data == b"[DONE]":
-                made.append(DONE + b"\n\n")
-                continue
-            chunk = _chunk.decode(data)
+        for chunk in reader.chunks:
             for choice in chunk.choices:
-                text = choice.text if choice.delta is None else choice.delta.content
-                if text or choice.finish_reason:
-                    made.append(self.event(text or "", choice.finish_reason, choice.stop_reason))
+                if choice.shown or choice.finish_reason:
+                    made.append(self.event(choice.shown or "", choice.finish_reason, choice.stop_reason))
             if chunk.usage is not None and not chunk.choices and usage:
                 made.append(self._usage(chunk.usage))
+        if reader.done:
+            made.append(DONE + b"\n\n")
         return b"".join(made)
 
     def event(self, text: str, finish: str | None, stop_reason: str | int | None = None) -> bytes:

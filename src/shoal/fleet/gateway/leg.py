@@ -4,8 +4,10 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable
 
+from shoal.engine.server.errors import ErrorBody
+from shoal.fleet.gateway.formats import error_of
 from shoal.fleet.gateway.record import Observers, RequestRecord
-from shoal.fleet.gateway.sse import Usage
+from shoal.fleet.gateway.usage import Usage
 from shoal.fleet.http1 import Answer
 from shoal.fleet.leases import Lease
 from shoal.fleet.registry import Replica
@@ -25,6 +27,15 @@ class Refused(LegFailed):
         self.status = status
         self.content_type = content_type
         self.body = body
+
+    @property
+    def error(self) -> ErrorBody:
+        """What it says, for a stream that has begun."""
+        detail = error_of(self.body)
+        if detail is None:
+            return ErrorBody(str(self), "invalid_request_error")
+        code = None if detail.code is None else str(detail.code)
+        return ErrorBody(detail.message, detail.type or "invalid_request_error", code=code)
 
 
 class Leg:
@@ -93,11 +104,7 @@ def _seconds(value: bytes) -> float | None:
 
 def learn(record: RequestRecord, leg: Leg, usage: Usage, observers: Observers) -> None:
     """What the engine counted, against what was predicted."""
-    record.prompt_tokens, record.completion_tokens, record.actual_hit = (
-        usage.prompt_tokens,
-        usage.output,
-        usage.cached,
-    )
+    record.actual_hit = usage.cached
     if usage.cached is None or record.continued:
         return
     # A prediction counts in the engine's tokens: an estimate of the prompt must not look like a broken promise.

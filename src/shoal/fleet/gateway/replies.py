@@ -1,14 +1,12 @@
 """The words of a gateway: headers of its answers, and what faults are to a client."""
 
-from shoal.engine.server.errors import ApiError
-from shoal.fleet.gateway.leg import Leg
+from shoal.engine.server.errors import ApiError, ErrorBody, error_json
+from shoal.fleet.gateway.formats import ErrorDetail, failure_of
+from shoal.fleet.gateway.leg import Leg, Refused
 from shoal.fleet.gateway.record import RequestRecord
-from shoal.fleet.gateway.sse import error_of, payloads
+from shoal.fleet.gateway.reply import Headers
 from shoal.policy.admission import retry_after_header
 from shoal.policy.outcomes import MEANINGS, LegFailed, Outcome
-
-Headers = list[tuple[bytes, bytes]]
-ERROR_EVENT = b'data: {"error"'
 
 
 def answer_headers(record: RequestRecord, leg: Leg, content_type: bytes) -> Headers:
@@ -22,16 +20,13 @@ def answer_headers(record: RequestRecord, leg: Leg, content_type: bytes) -> Head
     ]
 
 
-def until_error(events: bytes) -> tuple[bytes, LegFailed | None]:
-    """What comes before an error event, and what the error means."""
-    at = events.index(ERROR_EVENT)
-    detail = error_of(payloads(events[at:])[0])
-    if detail is None:
-        return events, None
-    code = detail.code
-    client = isinstance(code, int) and 400 <= code < 500 and code != 429
-    outcome = Outcome.CLIENT_ERROR if client else Outcome.REPLICA_FAULT
-    return events[:at], LegFailed(outcome, f"the replica reports: {detail.message[:300]}")
+def refusal_of(detail: ErrorDetail) -> Refused | None:
+    """What an error event before any output means as an answer; None: it is no refusal of the request."""
+    if failure_of(detail).outcome is not Outcome.CLIENT_ERROR:
+        return None
+    status = detail.code if isinstance(detail.code, int) else 400
+    body = ErrorBody(detail.message, detail.type or "invalid_request_error", code=str(detail.code or "") or None)
+    return Refused(status, b"application/json", error_json(body))
 
 
 def closed(body: bytes) -> bool:

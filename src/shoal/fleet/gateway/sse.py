@@ -1,76 +1,25 @@
-"""Server-sent events as bytes: cut at their boundaries, read only where that is needed."""
+"""Server-sent events as bytes: split at their boundaries, and cleared of what the gateway asked for."""
 
 import re
 
 import msgspec
 
 DONE = b"data: [DONE]"
-_TOKEN_IDS = re.compile(rb',"(?:prompt_)?token_ids":(?:\[[0-9,]*\]|null)')
+HEARTBEAT = b": keep-alive\n\n"
+"""A comment, which every SSE client ignores."""
+
 _BOUNDARY = re.compile(rb"(?:\r?\n){2}")
-_NULL_USAGE = b',"usage":null'
+# Inside a JSON string a quote is always escaped, so that none of these matches in a text.
+_IDS = rb'"(?:prompt_)?token_ids"\s*:\s*(?:\[[0-9,\s]*\]|null)'
+_TOKEN_IDS = re.compile(rb",\s*" + _IDS)
+_TOKEN_IDS_FIRST = re.compile(_IDS + rb"\s*,?\s*")
+_NULL_USAGE = re.compile(rb',\s*"usage"\s*:\s*null')
+
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_encode = msgspec.json.Encoder().encode
 
 
-class _Details(msgspec.Struct, frozen=True):
-    cached_tokens: int | None = None
-
-
-class Usage(msgspec.Struct, frozen=True):
-    """Tokens as an engine counted them."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-
-    @property
-    def cached(self) -> int | None:
-        """Prompt tokens whose KV was reused; None: the engine doesn't say."""
-        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details is not None else None
-
-    @property
-    def output(self) -> int:
-        return self.completion_tokens or 0
-
-
-class _Counted(msgspec.Struct, frozen=True):
-    usage: Usage | None = None
-
-
-class ErrorDetail(msgspec.Struct, frozen=True):
-    message: str = ""
-    code: int | str | None = None
-
-
-class _Failed(msgspec.Struct, frozen=True):
-    error: ErrorDetail | str | None = None
-
-
-_counted = msgspec.json.Decoder(_Counted)
-_failed = msgspec.json.Decoder(_Failed)
-
-
-def usage_of(data: bytes) -> Usage | None:
-    """The usage in a JSON body or event payload; None if there is none."""
-    try:
-        return _counted.decode(data).usage
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def error_of(data: bytes) -> ErrorDetail | None:
-    """The error in an event payload; None if it is none."""
-    try:
-        error = _failed.decode(data).error
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-    return ErrorDetail(message=error) if isinstance(error, str) else error
-
-
-def payloads(events: bytes) -> list[bytes]:
-    """The data of each event in a run of whole events."""
-    return [line[5:].strip() for line in events.splitlines() if line.startswith(b"data:")]
-
-
-class Cutter:
+class SseSplitter:
     """Turns pieces of a stream into whole events."""
 
     def __init__(self) -> None:
@@ -95,18 +44,56 @@ class Cutter:
         return self._rest
 
 
-def without_token_ids(events: bytes) -> bytes:
-    """The events less the token ids that were asked for on the client's behalf.
+def split_events(events: bytes) -> list[bytes]:
+    """Whole events one by one, each without the empty line that ends it."""
+    if events.count(b"\n\n") == 1 and events.endswith(b"\n\n"):
+        return [events[:-2]]
+    return [event for event in _BOUNDARY.split(events) if event]
 
-    Inside a JSON string a quote is always escaped, so the pattern can't match in a text.
-    """
-    return _TOKEN_IDS.sub(b"", events)
+
+def data_of(event: bytes) -> bytes:
+    """The data of one event: its `data` lines, joined; empty for a comment."""
+    if event.startswith(b"data: ") and b"\n" not in event:
+        return event[6:].strip()
+    lines = [line[5:].strip() for line in event.splitlines() if line.startswith(b"data:")]
+    return b"\n".join(lines)
+
+
+def payloads(events: bytes) -> list[bytes]:
+    """The data of each event in a run of whole events; comments have none."""
+    return [data for event in split_events(events) if (data := data_of(event))]
+
+
+def without_token_ids(events: bytes) -> bytes:
+    """The events less the token ids that were asked for on the client's behalf."""
+    events = _TOKEN_IDS.sub(b"", events)
+    return _TOKEN_IDS_FIRST.sub(b"", events) if b'token_ids"' in events else events
 
 
 def without_usage(events: bytes) -> bytes:
-    """The events less the usage that was asked for on the client's behalf: the last event, and nulls elsewhere."""
-    events = events.replace(_NULL_USAGE, b"")
-    if b'"choices":[]' not in events:
+    """The events less the usage that was asked for on the client's behalf.
+
+    An event that has nothing but usage goes; clients read the first choice of every event that there is.
+    """
+    if b'"usage"' not in events:
         return events
-    kept = [event for event in _BOUNDARY.split(events) if event and b'"choices":[]' not in event]
-    return b"".join(event + b"\n\n" for event in kept)
+    events = _NULL_USAGE.sub(b"", events)
+    if b'"usage"' not in events:
+        return events
+    return b"".join(kept + b"\n\n" for event in split_events(events) if (kept := _without_usage(event)))
+
+
+def _without_usage(event: bytes) -> bytes:
+    if b'"usage"' not in event:
+        return event
+    try:
+        fields = _fields.decode(data_of(event))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return event
+    usage = fields.pop("usage", None)
+    if usage is None:
+        return event
+    if not bytes(fields.get("choices", b"")).strip(b"[] \t\r\n") and bytes(usage) != b"null":
+        return b""
+    lines = [line for line in event.splitlines() if not line.startswith(b"data:")]
+    return b"\n".join([*lines, b"data: " + _encode(fields)])
