@@ -164,7 +164,8 @@ def test_bad_options_are_one_line_and_no_traceback(bench: Bench, arguments: tupl
     assert "Traceback" not in done.err
 
 
-def test_ctrl_c_gives_the_partial_result(tiny: Running) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stop_signal_gives_the_partial_result(tiny: Running, number: signal.Signals, code: int) -> None:
     command = [
         sys.executable,
         "-m",
@@ -185,14 +186,14 @@ def test_ctrl_c_gives_the_partial_result(tiny: Running) -> None:
     try:
         before = generated(tiny)
         eventually(lambda: generated(tiny) > before + 60, "requests are being answered", 60)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         started = time.monotonic()
         out, err = process.communicate(timeout=60)
         assert time.monotonic() - started < 60
     finally:
         process.kill()
         process.wait(20)
-    assert process.returncode == 130, err
+    assert process.returncode == code, err
     assert "PARTIAL" in out
     assert " ok" in out
 

@@ -115,11 +115,24 @@ def _generator(summary: Summary) -> list[str]:
     asked, sent = summary.requested_rate, summary.sent_rate
     if asked is not None and sent is not None and summary.requests >= 100 and abs(sent / asked - 1) > 0.25:
         found.append(f"requests were sent at {sent:.3g}/s where {asked:.3g}/s were asked for")
+    found += _queue(summary)
     if summary.failed:
         found.append(f"{summary.failed} of {summary.requests} requests failed: latencies are those of the others")
     if summary.tokens_per_event > 1.5:
         found.append(f"an event carries {summary.tokens_per_event:.1f} tokens on average: ITL is no time per token")
     return found
+
+
+def _queue(summary: Summary) -> list[str]:
+    run = summary.backlog
+    if run is None or summary.partial or run.kept_up():
+        return []
+    if run.short:
+        return ["the run is too short to tell whether the server keeps up: it needs more requests at this rate"]
+    return [
+        f"requests were completed at {run.sustained:.3g}/s and arrived at {run.arrived:.3g}/s: the queue grew, and "
+        "a longer run has longer latencies"
+    ]
 
 
 def _counts(records: Sequence[Record]) -> list[str]:

@@ -24,6 +24,8 @@ _TTFT_FACTOR, _TPOT_FACTOR = 10.0, 3.0
 """Derived objectives: so many times what one user alone sees."""
 _PLATEAU = 1.05
 """The ladder ends where twice the users give less than this times the tokens."""
+_MIN_WINDOW = 8.0
+"""A stage with a rate lasts so many times what one user waits for an answer: shorter, its queue can't be judged."""
 _LONG = 8
 """An interfering prompt is so many times as long as the others."""
 
@@ -60,6 +62,8 @@ class Protocol:
     sections: list[Section]
     stages: list[Stage]
     derived: bool = False
+    alone_e2e: float = 0.0
+    """Median E2E of one user, seconds."""
 
     async def run(self) -> None:
         """All stages, or as many as come before the stop."""
@@ -70,6 +74,7 @@ class Protocol:
     async def _steps(self) -> AsyncIterator[None]:
         alone = await self._alone("1 · One user", "What a user sees on an idle server: the floor of every latency.")
         yield
+        self.alone_e2e = 0.0 if alone.summary.e2e is None else alone.summary.e2e.at(0.5).value
         self._objectives(alone.summary)
         ladder = await self._ladder()
         yield
@@ -133,7 +138,7 @@ class Protocol:
         return found
 
     def _count(self, rate: float) -> int:
-        return max(self.options.requests, int(rate * self.options.seconds))
+        return max(self.options.requests, int(rate * max(self.options.seconds, _MIN_WINDOW * self.alone_e2e)))
 
     async def _sweep(self, capacity: float) -> SweepResult:
         async def probe(rate: float, number_of: int) -> Summary:
@@ -144,7 +149,7 @@ class Protocol:
             return measured.summary
 
         search = RateSearch(max(0.01, 0.5 * capacity), self.options.tolerance, self.options.points)
-        found = await sweep(probe, search, self.job.stopped)
+        found = await sweep(probe, search, self.job.stopped, capacity)
         given = f"Objectives: {self.job.objectives}"
         given += f" (derived: {_TTFT_FACTOR:g} and {_TPOT_FACTOR:g} times one user's)" if self.derived else ""
         self.sections.append(sweep_section("3 · The highest rate within objectives", found, given))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shoal.bench.backlog import Backlog, backlog
 from shoal.bench.objectives import Objectives
 from shoal.bench.records import Record
 from shoal.bench.run import RunResult
@@ -20,7 +21,7 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     ("schedule delay", "actual send − scheduled send: the load generator's own lateness, part of every latency"),
     ("window", "open loop: first measured arrival to one mean gap after the last; closed: until the last one ends"),
     ("tokens/s", "output tokens that arrived in the window ÷ window, of every request in flight, warm-up included"),
-    ("goodput", "measured requests that met all objectives ÷ window"),
+    ("goodput", "answers that met all objectives and ended in the window ÷ window, warm-up included"),
     ("percentile", "nearest rank: the smallest value that this share of values does not exceed"),
     ("[low, high]", "95 % interval by a block bootstrap over requests; ~ marks fewer than 10 requests beyond"),
 )
@@ -61,6 +62,8 @@ class Summary:
     """(n − 1) / (last send − first send) of the n measured first turns: comparable to `requested_rate`."""
     completed_rate: float
     """Whole answers that ended in the window ÷ window, warm-up included."""
+    backlog: Backlog | None
+    """Arrivals against completions; None in a closed loop."""
     schedule_delay: Distribution | None
     ttft: Distribution | None
     tpot: Distribution | None
@@ -77,7 +80,7 @@ class Summary:
     tokens_per_event: float
     objectives: Objectives
     goodput: Estimate
-    """Requests a second."""
+    """Requests per second, at most `completed_rate`."""
     attained: Estimate
     """Share of the measured requests that met every objective."""
     missed: tuple[Missed, ...]
@@ -101,9 +104,7 @@ def summarize(result: RunResult, objectives: Objectives | None = None, seed: int
     objectives = objectives or Objectives()
     measured = result.measured
     window = max(result.window, 1e-9)
-    met = np.asarray([objectives.met(r) for r in measured], dtype=np.float64)
-    attained = mean_estimate(met, seed) if len(met) else Estimate(0.0)
-    per_second = len(met) / window
+    ended = [r for r in result.records if result.start <= r.ended <= result.end]
     cached = [r.cached_tokens for r in measured if r.ok]
     events = sum(len(r.events) for r in measured if r.ok)
     outputs = sum(r.output_tokens for r in measured)
@@ -117,7 +118,8 @@ def summarize(result: RunResult, objectives: Objectives | None = None, seed: int
         errors=_tally(r.error for r in measured if r.error)[:5],
         requested_rate=result.requested_rate,
         sent_rate=_sent_rate(measured),
-        completed_rate=sum(r.ok and result.start <= r.ended <= result.end for r in result.records) / window,
+        completed_rate=sum(r.ok for r in ended) / window,
+        backlog=backlog(result),
         schedule_delay=_spread(measured, lambda r: r.schedule_delay, seed),
         ttft=_spread([r for r in measured if r.ok], lambda r: r.ttft, seed),
         tpot=_spread(measured, lambda r: r.tpot, seed),
@@ -130,18 +132,18 @@ def summarize(result: RunResult, objectives: Objectives | None = None, seed: int
         cached_tokens=sum(c or 0 for c in cached) if any(c is not None for c in cached) else None,
         tokens_per_event=sum(r.output_tokens for r in measured if r.ok) / events if events else 0.0,
         objectives=objectives,
-        goodput=_scaled(attained, per_second),
-        attained=attained,
+        goodput=_share_met(ended, objectives, seed, len(ended) / window),
+        attained=_share_met(measured, objectives, seed),
         missed=_missed(measured, objectives),
         replicas=_tally(r.replica for r in measured if r.replica),
         notes=result.notes + _notes(measured),
     )
 
 
-def _scaled(estimate: Estimate, factor: float) -> Estimate:
-    low = None if estimate.low is None else estimate.low * factor
-    high = None if estimate.high is None else estimate.high * factor
-    return Estimate(estimate.value * factor, low, high)
+def _share_met(records: Sequence[Record], objectives: Objectives, seed: int, scale: float = 1.0) -> Estimate:
+    """Return the share of requests that met all objectives, times `scale`."""
+    met = np.asarray([objectives.met(r) for r in records], dtype=np.float64)
+    return mean_estimate(met, seed, scale=scale) if len(met) else Estimate(0.0)
 
 
 def _tally(names: Iterable[str]) -> tuple[Tally, ...]:

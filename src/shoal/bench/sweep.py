@@ -20,6 +20,8 @@ class Point:
     meets: bool
     close: bool
     """The interval of the attained share holds the share asked for: it could have gone the other way."""
+    kept_up: bool = True
+    """Requests were completed as fast as they arrived: the rate can last (`backlog.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +101,34 @@ Probe = Callable[[float, int], Awaitable[Summary]]
 """Runs one rate; the number keeps the prompts of different points apart."""
 
 
-def judged(rate: float, summary: Summary) -> Point:
-    """Whether a run at this rate met its objectives: enough of its requests met all of them."""
+def judged(rate: float, summary: Summary, evidence: float = 0.0) -> Point:
+    """Judge a run at this rate: enough of its requests met all objectives, and the server kept up with them.
+
+    Args:
+        evidence: requests per second that the server completed in other runs.
+    """
     share, attained = summary.objectives.share, summary.attained
     close = attained.low is not None and attained.high is not None and attained.low < share <= attained.high
-    return Point(rate, summary, attained.value >= share, close)
+    kept_up = summary.backlog is None or summary.backlog.kept_up(evidence)
+    return Point(rate, summary, attained.value >= share and kept_up, close, kept_up)
 
 
-async def sweep(probe: Probe, search: RateSearch, stopped: Callable[[], bool] = lambda: False) -> SweepResult:
-    """Run rates until the search is done; what there is, marked partial, if it is stopped."""
+async def sweep(
+    probe: Probe, search: RateSearch, stopped: Callable[[], bool] = lambda: False, evidence: float = 0.0
+) -> SweepResult:
+    """Run rates until the search is done; what there is, marked partial, if it is stopped.
+
+    Args:
+        evidence: requests per second that the server is known to complete.
+    """
     points: list[Point] = []
     while not stopped() and (rate := search.next_rate()) is not None:
         summary = await probe(rate, len(points))
         if summary.partial:
             break
-        point = judged(rate, summary)
+        if summary.backlog is not None:
+            evidence = max(evidence, summary.backlog.completed)
+        point = judged(rate, summary, evidence)
         points.append(point)
         search.record(rate, point.meets)
     return SweepResult(tuple(points), search.best, search.failing, search.confirmed, stopped())

@@ -27,7 +27,6 @@ def answer(found: SweepResult) -> str:
 
 def _point(p: Point) -> tuple[str, ...]:
     s = p.summary
-    verdict = ("met" if p.meets else "missed") + (", close" if p.close else "")
     share = s.attained
     low = None if share.low is None else share.low * 100
     high = None if share.high is None else share.high * 100
@@ -39,8 +38,16 @@ def _point(p: Point) -> tuple[str, ...]:
         "–" if s.ttft is None else milliseconds(s.ttft.at(0.99)),
         "–" if s.tpot is None else milliseconds(s.tpot.at(0.99)),
         number(s.output_rate.value),
-        verdict,
+        _verdict(p),
     )
+
+
+def _verdict(p: Point) -> str:
+    if p.kept_up or p.summary.backlog is None:
+        return ("met" if p.meets else "missed") + (", close" if p.close else "")
+    if p.summary.backlog.short:
+        return "missed: too short a run"
+    return f"missed: completed {number(p.summary.backlog.sustained)}/s"
 
 
 def comparison_section(found: Comparison) -> Section:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 Url = Annotated[str, typer.Argument(help="Base URL of an OpenAI-compatible server.")]
 DEFAULT_URL = "http://127.0.0.1:8000"
 INTERRUPTED = 130
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Load an OpenAI-compatible endpoint and say what it gave."
@@ -222,13 +223,15 @@ def _execute(
     seed: int,
     salt: str | None,
 ) -> None:
-    """Run, show, write; a first Ctrl-C ends the load and shows what there is, a second ends it all."""
-    from rich.console import Console
+    """Run, show, write.
 
+    The first SIGINT or SIGTERM ends the load and reports what was measured; the second ends the process.
+    """
     from shoal.bench.checks import hardware
     from shoal.bench.job import Job
 
     objectives, machine = goal.objectives(), hardware(floor.hardware())
+    received: list[signal.Signals] = []
     with _progress() as progress:
 
         async def main() -> tuple[Report, object, Job]:
@@ -236,7 +239,8 @@ def _execute(
             job = Job(objectives, machine, asyncio.Event(), progress, seed, salt or secrets.token_hex(4))
             loop = asyncio.get_running_loop()
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-                loop.add_signal_handler(signal.SIGINT, _interrupt, job)
+                for number in _STOP_SIGNALS:
+                    loop.add_signal_handler(number, _interrupt, job, number, received)
             done = await work(job)
             command = reproduction(["bench", *_typed()], seed)
             return job.report(done.title, command, done.targets, done.sections, done.partial), done.results, job
@@ -245,16 +249,19 @@ def _execute(
     to_stdout = output.json_file is not None and str(output.json_file) == "-"
     if not to_stdout:
         from shoal.bench.report import show
+        from shoal.cli.console import stdout_console
 
-        show(report, Console(highlight=False))
+        show(report, stdout_console())
     _write(output, report, results, job)
     if report.partial:
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(128 + received[0] if received else INTERRUPTED)
 
 
-def _interrupt(job: Job) -> None:
+def _interrupt(job: Job, number: signal.Signals, received: list[signal.Signals]) -> None:
+    received.append(number)
     job.stop.set()
-    asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+    for handled in _STOP_SIGNALS:
+        asyncio.get_running_loop().remove_signal_handler(handled)
 
 
 def _write(output: Output, report: Report, results: object, job: Job) -> None:

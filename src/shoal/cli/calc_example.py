@@ -22,8 +22,9 @@ def show_example(as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps([_row(option) for option in options], indent=2))
         return
-    from rich.console import Console
     from rich.table import Table
+
+    from shoal.cli.console import stdout_console
 
     title = (
         f"Llama-3.1-70B for {USERS} users of {CONTEXT:,} tokens: {decimal_bytes(token)} a token, "
@@ -38,7 +39,7 @@ def show_example(as_json: bool) -> None:
         cells = [f"{count.exact:.3f}: {count.label()}" for _, count in option.counts]
         sizes = (option.weight_bytes, option.cache_bytes, option.total_bytes)
         table.add_row(option.weights, option.cache, *(f"{size / 1e9:,.1f}" for size in sizes), *cells)
-    console = Console()
+    console = stdout_console()
     console.print(table, markup=False)
     first, last = options[0], options[-1]
     for note in (

@@ -50,13 +50,14 @@ def show(answer: Answer, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(answer.values, indent=2))
         return
-    from rich.console import Console
     from rich.table import Table
+
+    from shoal.cli.console import stdout_console
 
     table = Table(title=answer.title, title_justify="left", show_header=False, box=None, padding=(0, 2))
     for label, value in answer.rows:
         table.add_row(label, value)
-    console = Console()
+    console = stdout_console()
     console.print(table, highlight=False, markup=False)
     for note in answer.notes:
         console.print(f"  {note}", highlight=False, markup=False)

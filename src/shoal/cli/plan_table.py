@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from shoal.cli.console import stdout_console
 from shoal.plan.cost import distinct
 from shoal.plan.designs import Design, Plan
 from shoal.plan.explain import Explanation
@@ -14,7 +15,7 @@ _NARROW = 110
 
 def show_plan(plan: Plan, explanation: Explanation, top: int) -> None:
     """Print to standard output."""
-    console = Console(highlight=False)
+    console = stdout_console()
     console.print(f"[bold]{escape(_asked(plan))}[/bold]")
     if plan.best is not None:
         console.print(_table(plan, top, console.width < _NARROW))

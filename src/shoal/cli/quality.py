@@ -9,6 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from shoal.cli.console import stdout_console
+
 if TYPE_CHECKING:
     from shoal.engine.quality import Quality
 
@@ -104,7 +106,7 @@ def _read(path: Path) -> tuple[str, ...]:
 
 def show(found: Quality, worst: int) -> None:
     """A table of the figures, and the prompts that changed most."""
-    console = Console(highlight=False)
+    console = stdout_console()
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("positions", f"{found.positions:,} in {len(found.windows)} prompts")
     change = f"{found.perplexity_increase:+.2%}"

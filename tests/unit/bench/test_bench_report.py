@@ -3,6 +3,9 @@
 import csv
 import io
 import json
+import os
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -41,6 +44,29 @@ def test_the_terminal_shows_figures_definitions_and_the_command(report: Report) 
     assert "<b>&broke" in text
 
 
+@pytest.mark.parametrize("width", [60, 80, 100, 1000])
+def test_no_number_is_broken_at_any_width(report: Report, width: int) -> None:
+    out = io.StringIO()
+    show(report, Console(file=out, width=width))
+    printed = out.getvalue().splitlines()
+    table = report.sections[0].tables[1]
+    for cell in (*table.header, *(cell for row in table.rows for cell in row)):
+        assert any(cell in line for line in printed), cell
+
+
+def test_a_piped_table_is_as_wide_as_its_columns(tmp_path: Path) -> None:
+    code = (
+        "from rich.table import Table\nfrom shoal.cli.console import stdout_console\n"
+        "t = Table(box=None)\nfor i in range(30): t.add_column(f'column{i}')\n"
+        "t.add_row(*(f'12.34 [{i}, 56.78]' for i in range(30)))\nstdout_console().print(t)"
+    )
+    env = {k: v for k, v in os.environ.items() if k != "COLUMNS"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2, done.stderr
+    assert lines[1].split("  ")[0].strip() == "12.34 [0, 56.78]"
+
+
 def test_the_page_is_well_formed_self_contained_and_escaped(report: Report, tmp_path: Path) -> None:
     path = tmp_path / "r.html"
     write_html(path, report)
@@ -51,6 +77,10 @@ def test_the_page_is_well_formed_self_contained_and_escaped(report: Report, tmp_
     assert "Partial" in page
     for outside in ("http://", "https://", "<script", "@import", "url("):
         assert outside not in page
+    # Intervals stand below their figures: on one line, eight columns were wider than the page and cut off.
+    latencies = page.split("<th>p50</th>")[1].split("</table>")[0]
+    assert latencies.count("<small>[") >= 20
+    assert " [" not in latencies
     drawings = [part.split("</svg>")[0] for part in page.split("<svg")[1:]]
     assert len(drawings) == 4
     for drawing in drawings:

@@ -1,17 +1,27 @@
 """The search for the best rate, against servers whose limit is known; and paired comparisons."""
 
+import asyncio
 import itertools
 
+import numpy as np
 import pytest
-from benchkit import record, result
+from benchkit import Write, record, result, serving, stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.bench.arrivals import arrival_times
+from shoal.bench.checks import warnings
 from shoal.bench.compare import Side, compare, ratios
+from shoal.bench.lengths import parse_lengths
+from shoal.bench.load import Shape, at_times, made_up
 from shoal.bench.objectives import Objectives
+from shoal.bench.run import Runner, RunOptions, RunResult
 from shoal.bench.summary import Summary, summarize
 from shoal.bench.sweep import RateSearch, judged, sweep
+from shoal.bench.target import Target, TargetOptions
 from shoal.specs.errors import SpecError
+
+SHAPE = Shape(parse_lengths("8", "input"), parse_lengths("3", "output"))
 
 
 def summary(good: int, bad: int = 0, *, gap: float = 0.01, partial: bool = False) -> Summary:
@@ -85,6 +95,91 @@ async def test_a_sweep_runs_what_the_search_asks_and_stops_when_told() -> None:
     cut = await sweep(probe, RateSearch(1.0), lambda: next(asked) >= 2)
     assert cut.partial
     assert len(cut.points) == 2
+
+
+def single_server(
+    rate: float, requests: int, service: float, seed: int, requested: float | None = None
+) -> RunResult:
+    """Serve Poisson arrivals one after another, each for `service` seconds: the capacity is 1 / service."""
+    times = arrival_times("poisson", rate, requests, np.random.default_rng(seed)).tolist()
+    free, records = 0.0, []
+    for i, at in enumerate(times):
+        free = max(free, at) + service
+        records.append(record(i, scheduled=at, ttft=free - at, gap=0.0, tokens=2))
+    return result(records, 0.0, times[-1] + 1 / rate, requested_rate=requested or rate)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_sweep_finds_no_rate_above_the_known_capacity(seed: int) -> None:
+    """The objective alone would let 4.45/s pass on 3.8/s: a run of 60 requests ends before its queue is long."""
+    capacity = 3.8
+    objectives = Objectives(ttft=8.0, share=0.99)
+
+    async def probe(rate: float, number: int) -> Summary:
+        return summarize(single_server(rate, 60, 1 / capacity, 1000 * seed + number), objectives)
+
+    assert (await probe(4.45, 0)).attained.value > 0.99
+    found = await sweep(probe, RateSearch(1.0, 0.1, 14))
+    assert found.best is not None
+    assert 0.7 * capacity < found.best < 1.08 * capacity
+    for point in found.points:
+        assert point.summary.goodput.value <= point.summary.completed_rate * 1.0001
+        assert point.summary.goodput.value <= capacity * 1.05
+
+
+@pytest.mark.parametrize("requests", [20, 60, 300])
+def test_goodput_of_a_short_overload_is_what_the_server_completes(requests: int) -> None:
+    s = summarize(single_server(8.0, requests, 1 / 3.8, 1), Objectives(ttft=1000.0))
+    assert s.attained.value == 1.0
+    assert 3.1 < s.goodput.value <= 3.81
+    assert any("the queue grew" in w or "too short to tell" in w for w in warnings(s, ()))
+
+
+def test_a_server_that_shares_its_speed_among_all_is_judged_too_short_not_fast() -> None:
+    """All requests of a burst in one batch end together: a latency of the whole run is no steady state."""
+    records = [record(i, scheduled=i / 100, ttft=10.0 - i / 100, gap=0.0, tokens=2) for i in range(60)]
+    s = summarize(result(records, 0.0, 0.6, requested_rate=100.0), Objectives(ttft=60.0))
+    point = judged(100.0, s)
+    assert not point.meets
+    assert s.backlog is not None
+    assert s.backlog.short
+    assert judged(5.0, s, evidence=200.0).meets
+
+
+@pytest.mark.parametrize("latency", [0.01, 0.5, 3.0])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_server_with_room_keeps_up_whatever_its_latency(latency: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    times = arrival_times("poisson", 4.0, 60, rng).tolist()
+    spread = rng.lognormal(0, 0.3, size=60)
+    records = [
+        record(i, scheduled=t, ttft=latency * x, gap=0.0, tokens=2)
+        for i, (t, x) in enumerate(zip(times, spread, strict=True))
+    ]
+    s = summarize(result(records, 0.0, 15.0, requested_rate=4.0), Objectives(ttft=60.0))
+    assert judged(4.0, s).meets
+
+
+async def test_a_real_server_of_known_capacity_is_not_said_to_exceed_it() -> None:
+    service, turn = 0.02, asyncio.Lock()
+
+    async def answer(body: dict[str, object], write: Write) -> None:
+        async with turn:
+            await asyncio.sleep(service)
+        await stream(body, write)
+
+    objectives = Objectives(ttft=30.0)
+    async with serving(answer) as (url, _), await Target.open(TargetOptions(url)) as target:
+
+        async def probe(rate: float, number: int) -> Summary:
+            load = at_times(made_up(SHAPE, 60, number), "poisson", rate, number)
+            return summarize(await Runner(target, RunOptions(deadline=60.0)).run(load), objectives)
+
+        found = await sweep(probe, RateSearch(60.0, 0.2, 3))
+    # 60/s on a capacity of at most 50/s: every request met its objective, and the rate is refused all the same.
+    assert found.points[0].summary.attained.value == 1.0
+    assert not found.points[0].meets
+    assert found.best is None or found.best < 50.0 * 1.08
 
 
 async def test_sides_take_turns_and_ratios_are_paired() -> None:

@@ -13,7 +13,9 @@ h1{font-size:1.4rem}h2{font-size:1.15rem;margin-top:2rem;border-bottom:1px solid
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.9rem}
 th,td{padding:.2rem .7rem .2rem 0;text-align:right;vertical-align:top}
 th:first-child,td:first-child,.plain td{text-align:left}th{color:var(--dim);font-weight:600}
-td{white-space:nowrap}.plain td:last-child{white-space:normal;overflow-wrap:anywhere}
+td,th{white-space:nowrap}td small{display:block;color:var(--dim)}
+th:first-child,td:first-child{position:sticky;left:0;background:Canvas}
+.plain td:last-child{white-space:normal;overflow-wrap:anywhere}
 figure{margin:1rem 0}figcaption{font-weight:600}svg{width:100%;height:auto;max-width:40rem}
 svg text{fill:currentColor;font-size:12px}
 .grid{stroke:var(--line);stroke-width:.5}.axis{stroke:currentColor;fill:none}
@@ -62,7 +64,14 @@ def _section(section: Section) -> str:
 def _table(table: Table) -> str:
     headed = any(table.header)
     head = "<tr>" + "".join(f"<th>{escape(h)}</th>" for h in table.header) + "</tr>" if headed else ""
-    rows = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in table.rows)
+    text = _stacked if headed else escape
+    rows = "".join("<tr>" + "".join(f"<td>{text(c)}</td>" for c in row) + "</tr>" for row in table.rows)
     kind = "" if headed else ' class="plain"'
     caption = f"<p><b>{escape(table.title)}</b></p>" if table.title else ""
     return f'{caption}<div class="scroll"><table{kind}>{head}{rows}</table></div>'
+
+
+def _stacked(cell: str) -> str:
+    """Return the cell with its interval on a line of its own: a table of eight columns then fits a page."""
+    value, bracket, interval = cell.partition(" [")
+    return f"{escape(value)}<small>[{escape(interval)}</small>" if bracket else escape(cell)

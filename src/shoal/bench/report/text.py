@@ -18,7 +18,8 @@ def show(report: Report, console: Console) -> None:
         if section.text:
             console.print(f"  {escape(section.text)}", soft_wrap=True)
         for table in section.tables:
-            console.print(_rich(table))
+            for part in fit_columns(table, console.width):
+                console.print(_rich(part))
         for warning in section.warnings:
             console.print(f"  [yellow]warning:[/] {escape(warning)}", soft_wrap=True)
         for note in section.notes:
@@ -29,11 +30,44 @@ def show(report: Report, console: Console) -> None:
     console.print(f"\n[dim]To run it again:[/] {escape(report.command)}", soft_wrap=True)
 
 
+_PADDING = 1
+"""Blank columns on either side of a cell."""
+
+
+def fit_columns(table: Table, width: int) -> tuple[Table, ...]:
+    """Cut a table that is wider than `width` into several that fit, each beginning with the first column.
+
+    A table without a header holds text, which wraps at blanks; it is left whole.
+    """
+    if not any(table.header):
+        return (table,)
+    lines = (table.header, *table.rows)
+    widths = [max(len(line[i]) for line in lines) + 2 * _PADDING for i in range(len(table.header))]
+    parts: list[list[int]] = []
+    used = 0
+    for i in range(1, len(widths)):
+        if not parts or used + widths[i] > width:
+            parts.append([0])
+            used = widths[0]
+        parts[-1].append(i)
+        used += widths[i]
+    return tuple(
+        Table(
+            tuple(table.header[i] for i in part),
+            tuple(tuple(row[i] for i in part) for row in table.rows),
+            table.title,
+        )
+        for part in parts
+    )
+
+
 def _rich(table: Table) -> RichTable:
     headed = any(table.header)
-    made = RichTable(title=table.title or None, title_justify="left", show_header=headed, box=None, padding=(0, 2))
+    made = RichTable(
+        title=table.title or None, title_justify="left", show_header=headed, box=None, padding=(0, _PADDING)
+    )
     for i, name in enumerate(table.header):
-        made.add_column(name, justify="left" if i == 0 or not headed else "right", overflow="fold")
+        made.add_column(name, justify="left" if i == 0 or not headed else "right", no_wrap=headed)
     for row in table.rows:
         made.add_row(*(escape(cell) for cell in row))
     return made
