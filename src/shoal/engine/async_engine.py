@@ -13,7 +13,7 @@ import queue
 import secrets
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from shoal.engine.core import EngineCore, Observer
 from shoal.engine.errors import EngineDead, EngineError, InvalidRequest
@@ -59,8 +59,14 @@ class AsyncEngine:
 
         `kv_key` is shared by replicas that hand KV to each other; None: nobody else's is taken.
         """
-        core, frontend = await asyncio.to_thread(load_engine, options, observer)
-        engine = cls(core, frontend, asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        # Not the loop's own executor: threads of the kernels would inherit the priority of its workers.
+        loader = ThreadPoolExecutor(1, "shoal-load")
+        try:
+            core, frontend = await loop.run_in_executor(loader, load_engine, options, observer)
+        finally:
+            loader.shutdown(wait=False)
+        engine = cls(core, frontend, loop)
         if options.kv_transfer is not None:
             await engine._share_kv(options.kv_transfer, kv_key or secrets.token_hex(32))
         return engine

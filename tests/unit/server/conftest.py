@@ -1,5 +1,6 @@
 """Servers on real sockets over the script engine (see serverkit)."""
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 
@@ -11,6 +12,7 @@ from shoal.engine.server.app import build_app
 from shoal.engine.server.listening import bind, url_of
 from shoal.engine.server.state import ServerOptions, ServerState
 from shoal.engine.server.transport import HttpProtocol
+from shoal.engine.server.work_threads import use_work_threads
 
 
 def _start(**options: object) -> tuple[Served, Callable[[], None]]:
@@ -24,7 +26,15 @@ def _start(**options: object) -> tuple[Served, Callable[[], None]]:
     server = uvicorn.Server(
         uvicorn.Config(build_app(state), lifespan="off", log_config=None, http=HttpProtocol, ws="none")
     )
-    thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
+    loop = asyncio.new_event_loop()
+    use_work_threads(loop)
+
+    def run() -> None:
+        loop.run_until_complete(server.serve([sock]))
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     eventually(lambda: server.started, "server started")
 
@@ -33,7 +43,7 @@ def _start(**options: object) -> tuple[Served, Callable[[], None]]:
         thread.join(10)
         assert not thread.is_alive()
 
-    return Served(url_of(sock), state, engine), stop
+    return Served(url_of(sock), state, engine, loop, thread), stop
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ request the server forgets to close shows.
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from threading import Thread
 
 import httpx
 import tokenizers
@@ -168,10 +169,15 @@ class ScriptEngine:
 class Served:
     """A running server: its URL, its state, and the engine behind it."""
 
-    def __init__(self, url: str, state: ServerState, engine: ScriptEngine) -> None:
+    def __init__(
+        self, url: str, state: ServerState, engine: ScriptEngine, loop: asyncio.AbstractEventLoop, thread: Thread
+    ) -> None:
         self.url = url
         self.state = state
         self.engine = engine
+        self.loop = loop
+        self.thread = thread
+        """The loop's."""
 
     def client(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=20, trust_env=False, verify=False)

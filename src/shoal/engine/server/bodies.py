@@ -14,11 +14,12 @@ from starlette.requests import ClientDisconnect, Request
 from shoal.engine.server.accepted import accepted_values
 from shoal.engine.server.connection import ClientGone
 from shoal.engine.server.errors import ApiError, shown
+from shoal.engine.server.json_limits import UNCHECKED_BYTES, check_structure
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_OFF_LOOP_BYTES = 256 * 1024
-"""Bodies above this are parsed in a thread: 256 KiB of JSON take about a millisecond."""
+_OFF_LOOP_BYTES = UNCHECKED_BYTES
+"""Bodies above this are counted and parsed in a thread: 256 KiB of JSON take about a millisecond."""
 _AT = re.compile(r" - at `(?:key in )?\$?(.*)`$")
 _UNKNOWN = re.compile(r"^Object contains unknown field `(.*?)`")
 _MISSING = re.compile(r"^Object missing required field `(.*?)`")
@@ -74,6 +75,7 @@ async def _read(request: Request, limit: int, seconds: float) -> bytes:
 
 def parse(body: bytes, kind: type[T]) -> T:
     """Decode and check; `ApiError` 400 naming the field, its value and what is accepted."""
+    check_structure(body)
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
@@ -115,6 +117,8 @@ def _steps(path: str) -> list[str | int]:
 
 
 def _value_at(body: bytes, path: str) -> tuple[bool, Any]:
+    if len(body) > _OFF_LOOP_BYTES:
+        return False, None  # decoding all of it once more, for a message, is not worth its time
     try:
         value = msgspec.json.decode(body)
         for step in _steps(path):

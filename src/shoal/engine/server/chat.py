@@ -1,5 +1,6 @@
 """`/v1/chat/completions`: a conversation's answer in OpenAI's chat shape, whole or streamed, with tools."""
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator
@@ -12,10 +13,12 @@ from shoal.engine.server.answers import (
     ChatChoice,
     ChatChunk,
     ChatCompletion,
+    ChatLogprobs,
     ChatMessageOut,
     ChunkChoice,
     Delta,
     PromptLogprobs,
+    TokenLogprob,
     Usage,
 )
 from shoal.engine.server.conversation import Conversation, Piece, check_limits, prepare_conversation
@@ -25,7 +28,6 @@ from shoal.engine.server.protocol import ChatRequest
 from shoal.engine.server.readers import Collected
 from shoal.engine.server.state import Engine
 from shoal.engine.server.streaming import DONE, EventStream, UsageMode, event, json_answer
-from shoal.policy.batching.plan import TokenLogprobs
 
 
 async def respond(engine: Engine, body: ChatRequest, request_id: str) -> ASGIApp:
@@ -65,7 +67,7 @@ class _Answer:
         conversation = self._conversation
         collected = [Collected() for _ in range(self._n)]
         tokens: list[list[int]] = [[] for _ in range(self._n)]
-        logprobs: list[list[TokenLogprobs]] = [[] for _ in range(self._n)]
+        logprobs: list[list[TokenLogprob]] = [[] for _ in range(self._n)]
         ends: list[Piece | None] = [None] * self._n
         asked: PromptLogprobs | UnsetType = UNSET
         async with contextlib.aclosing(conversation.pieces()) as pieces:
@@ -73,9 +75,13 @@ class _Answer:
                 index, output = piece.index, piece.output
                 collected[index].add(piece.deltas)
                 tokens[index].extend(output.token_ids)
-                logprobs[index].extend(output.logprobs)
+                # As they come, since all of a long answer's at its end would hold up the loop.
+                if output.logprobs and (shown := conversation.logprobs(output.logprobs)) is not None:
+                    logprobs[index].extend(shown.content or ())
                 if output.prompt_logprobs and self._body.prompt_logprobs is not None:
-                    asked = prompt_logprobs(conversation.engine.tokenizer, output.prompt_logprobs)
+                    asked = await asyncio.to_thread(
+                        prompt_logprobs, conversation.engine.tokenizer, output.prompt_logprobs
+                    )
                 if piece.finish is not None:
                     ends[index] = piece
         choices = [
@@ -83,7 +89,7 @@ class _Answer:
                 index=i,
                 message=_message(collected[i]),
                 finish_reason="length" if (end := ends[i]) is None or end.finish is None else end.finish,
-                logprobs=conversation.logprobs(logprobs[i]),
+                logprobs=None if conversation.request.params.logprobs is None else ChatLogprobs(logprobs[i]),
                 stop_reason=None if end is None else end.output.stop_reason,
                 token_ids=tokens[i] if self._body.return_token_ids else UNSET,
             )

@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -24,6 +25,7 @@ from shoal.engine.server.errors import ApiError, bad_value
 from shoal.engine.server.generation import merged, prepare, run
 from shoal.engine.server.logprobs import completion_logprobs, prompt_logprobs
 from shoal.engine.server.parameters import guided_params, sampling_params
+from shoal.engine.server.prompts import encode_prompt
 from shoal.engine.server.protocol import CompletionRequest
 from shoal.engine.server.state import Engine
 from shoal.engine.server.streaming import DONE, EventStream, StreamUsage, UsageMode, event, json_answer
@@ -34,19 +36,27 @@ _DEFAULT_MAX_TOKENS = 16
 _MAX_PROMPTS = 1024
 _OFF_LOOP_SIZE = 4096
 """Prompts above this many characters or ids are prepared in a thread, so that other streams flow on."""
+_OFF_LOOP_TOKENS = 256
+"""Log-probabilities of more tokens than this are put into their shape in a thread: some 20 µs per token."""
 
 
 async def respond(engine: Engine, body: CompletionRequest, request_id: str) -> ASGIApp:
     """The answer, or its stream. Every check is done before this returns."""
     _check(body)
-    prompts = prompts_of(body)
-    size = sum(len(prompt) for prompt in prompts)
-    heavy = size > _OFF_LOOP_SIZE or guided_params(body) is not None
-    requests = await off_loop_if(heavy, lambda: _prepare_all(engine, body, prompts, request_id))
+    heavy = _size(body.prompt) > _OFF_LOOP_SIZE or guided_params(body) is not None
+    requests = await off_loop_if(heavy, lambda: _prepare_all(engine, body, request_id))
     answer = _Answer(engine, body, requests, request_id)
     if body.stream:
         return EventStream(answer.stream())
     return json_answer(await answer.whole())
+
+
+def _size(prompt: "str | list[str | int | list[int]]") -> int:
+    """Characters and ids, at most as many as make a prompt large."""
+    if isinstance(prompt, str):
+        return len(prompt)
+    inner = (len(item) for item in prompt[:_OFF_LOOP_SIZE] if not isinstance(item, int))
+    return len(prompt) + sum(inner)
 
 
 def _is_one(prompt: "str | list[str | int | list[int]]") -> bool:
@@ -90,9 +100,8 @@ def _check(body: CompletionRequest) -> None:
         raise bad_value("max_tokens", 0, "expected at least 1, or 0 together with echo=true")
 
 
-def _prepare_all(
-    engine: Engine, body: CompletionRequest, prompts: Sequence[str | list[int]], request_id: str
-) -> list[EngineRequest]:
+def _prepare_all(engine: Engine, body: CompletionRequest, request_id: str) -> list[EngineRequest]:
+    prompts = prompts_of(body)
     echoed = body.logprobs if body.echo and body.logprobs is not None else None
     wanted = [k for k in (body.prompt_logprobs, echoed) if k is not None]
     params = sampling_params(
@@ -108,7 +117,13 @@ def _prepare_all(
     for place, prompt in enumerate(prompts):
         name = request_id if len(prompts) == 1 else f"{request_id}-{place}"
         text = isinstance(prompt, str)
-        tokens = engine.tokenizer.encode(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
+        tokens = (
+            encode_prompt(
+                engine.tokenizer, prompt, add_special_tokens=special, field="prompt", limit=engine.max_model_len
+            )
+            if isinstance(prompt, str)
+            else prompt
+        )
         requests.append(prepare(engine, body, tokens, params, name, text_prompt=text))
     return requests
 
@@ -124,6 +139,11 @@ class _Part:
         self.finish: CompletionFinish | None = None
         self.stop_reason: str | int | None = None
         self.kv_transfer: KvTransferParams | None = None
+
+    @property
+    def tokens_shown(self) -> int:
+        """Tokens whose log-probabilities are shown."""
+        return len(self.prompt) + len(self.logprobs)
 
     def add(self, output: RequestOutput, *, generated: bool) -> None:
         """Take in an output; without `generated` only what it says about the prompt."""
@@ -168,7 +188,11 @@ class _Answer:
         async with contextlib.aclosing(self._outputs()) as outputs:
             async for index, output in outputs:
                 parts[index].add(output, generated=self._generated)
-        choices = [self._choice(index, part, opening=True, offset=0) for index, part in enumerate(parts)]
+        heavy = sum(part.tokens_shown for part in parts) > _OFF_LOOP_TOKENS
+        choices = await off_loop_if(
+            heavy,
+            lambda: [self._choice(index, part, opening=True, offset=0) for index, part in enumerate(parts)],
+        )
         return msgspec.structs.replace(
             self._completion(choices, self._usage.total()), kv_transfer_params=parts[0].kv_transfer or UNSET
         )
@@ -181,7 +205,10 @@ class _Answer:
             async for index, output in outputs:
                 part = _Part()
                 part.add(output, generated=self._generated)
-                choice = self._choice(index, part, opening=index not in offsets, offset=offsets.get(index, 0))
+                make = partial(
+                    self._choice, index, part, opening=index not in offsets, offset=offsets.get(index, 0)
+                )
+                choice = await off_loop_if(part.tokens_shown > _OFF_LOOP_TOKENS, make)
                 if not choice.text and choice.finish_reason is None and not part.tokens:
                     continue
                 shown = choice.logprobs

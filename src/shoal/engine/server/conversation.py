@@ -107,7 +107,7 @@ def _prepare(
     if notation is not None and needs_special_tokens(notation):
         # The marks of a call are special tokens here: skipped, nobody could find the calls.
         params = msgspec.structs.replace(params, skip_special_tokens=False)
-    prompt = render_chat(engine.tokenizer, body, tools)
+    prompt = render_chat(engine.tokenizer, body, tools, limit=engine.max_model_len)
     left, shortened = max(1, engine.max_model_len - len(prompt)), False
     if shorten and params.max_tokens is not None and params.max_tokens > left:
         params, shortened = msgspec.structs.replace(params, max_tokens=left), True

@@ -22,6 +22,7 @@ from shoal.engine.outputs import RequestTimings, StepStats
 from shoal.engine.server.app import build_app
 from shoal.engine.server.serving import LAST_WORDS_SECONDS, serve_while
 from shoal.engine.server.state import ServerOptions, ServerState
+from shoal.engine.server.work_threads import spare_the_collector, use_work_threads
 
 log = logging.getLogger("shoal.server")
 
@@ -80,6 +81,7 @@ class Replica:
         self, sock: socket.socket, on_ready: Callable[["Replica"], Awaitable[None]] | None = None
     ) -> None:
         """Serve on `sock` until stopped. Errors of loading the model are raised once the socket is closed again."""
+        use_work_threads(asyncio.get_running_loop())
         app = self._around(build_app(self.state, self._pages(self)))
         await serve_while(app, sock, self._live(on_ready), close=self._close, hurried=self._hurry.is_set)
 
@@ -94,6 +96,7 @@ class Replica:
                 loading.cancel()
                 return
             self.engine = loading.result()
+            spare_the_collector()
             self.state.attach(self.engine)
             log.info("ready: %s", self.state.model_name)
             greeting = asyncio.ensure_future(on_ready(self)) if on_ready is not None else None

@@ -7,13 +7,19 @@ import msgspec
 
 from shoal.engine.server.errors import ApiError
 from shoal.engine.server.fields import JsonObject
+from shoal.engine.server.prompts import check_tokenized_bytes, encode_prompt
 from shoal.engine.server.protocol import ChatMessage, ChatRequest, TokenizeRequest, Tool
 from shoal.engine.text.errors import ChatTemplateError
 from shoal.engine.text.tokenizer import Tokenizer
 
 
-def render_chat(tokenizer: Tokenizer, body: ChatRequest | TokenizeRequest, tools: Sequence[Tool]) -> list[int]:
-    """Token ids of `body.messages`; `ApiError` 400 with the template's complaint if it refuses them."""
+def render_chat(
+    tokenizer: Tokenizer, body: ChatRequest | TokenizeRequest, tools: Sequence[Tool], *, limit: int | None = None
+) -> list[int]:
+    """Token ids of `body.messages`; `ApiError` 400 with the template's complaint if it refuses them.
+
+    With `limit`, a conversation that can't have fewer tokens is refused before it is tokenized.
+    """
     messages = [_message(message) for message in body.messages or ()]
     continued = body.continue_final_message is True
     variables: JsonObject = dict(body.chat_template_kwargs or {})
@@ -30,7 +36,9 @@ def render_chat(tokenizer: Tokenizer, body: ChatRequest | TokenizeRequest, tools
         raise ApiError(400, str(error), param="messages", code="chat_template_error") from None
     if continued:
         text = _cut_after(text, messages[-1])
-    return tokenizer.encode(text, add_special_tokens=False)
+    if limit is None:
+        check_tokenized_bytes(text, "messages")
+    return encode_prompt(tokenizer, text, add_special_tokens=False, field="messages", limit=limit)
 
 
 def _cut_after(text: str, last: dict[str, Any]) -> str:

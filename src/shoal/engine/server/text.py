@@ -4,6 +4,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from shoal.engine.server.errors import ApiError, bad_value
+from shoal.engine.server.prompts import check_tokenized_bytes
 from shoal.engine.server.protocol import DetokenizeRequest, TokenizeRequest
 from shoal.engine.server.rendering import render_chat
 from shoal.engine.server.state import Engine
@@ -25,6 +26,7 @@ def tokenize(engine: Engine, body: TokenizeRequest) -> Tokenized:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "expected either prompt or messages", param="prompt", code="missing_required_parameter")
     if body.prompt is not None:
+        check_tokenized_bytes(body.prompt, "prompt")
         tokens = engine.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     else:
         tokens = render_chat(engine.tokenizer, body, body.tools or [])

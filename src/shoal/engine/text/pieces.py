@@ -24,7 +24,7 @@ class Piece:
     """A sentencepiece byte token: it makes text only together with its neighbours."""
 
 
-def _byte_stand_ins() -> dict[str, int]:
+def byte_stand_ins() -> dict[str, int]:
     """The printable character that GPT-2's vocabulary writes for each byte.
 
     Printable Latin-1 bytes stand for themselves; the other 68 are numbered upwards from U+0100.
@@ -40,7 +40,7 @@ class TokenPieces:
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         """Raises `TokenizerError` for a decoder of another kind."""
         self._tokenizer = tokenizer
-        self._stand_ins = _byte_stand_ins()
+        self._stand_ins = byte_stand_ins()
         self._cache: dict[int, Piece] = {}
         self._replacements: list[tuple[str, str]] = []
         self._byte_fallback = False

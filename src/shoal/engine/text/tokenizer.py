@@ -1,17 +1,23 @@
 """The one tokenizer object of a replica: text ↔ token ids, and the chat template."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
+from shoal.engine.text.bounds import LengthBound, length_bound
 from shoal.engine.text.chat import Message, render_chat
 from shoal.engine.text.convert import ConvertedTokenizer, TokenizerMeta, converted
 from shoal.engine.text.errors import ChatTemplateError, TokenizerError
 from shoal.engine.text.pieces import TokenPieces
 from shoal.engine.text.tool_prompt import with_tool_prompt
 from shoal.engine.text.tools import ToolFormat, tool_format_of
+
+_GIL_FREE_CHARACTERS = 1024
+"""Texts above this are encoded by the call that releases the GIL (and tracks no offsets: half the time). For short
+ones, waking its threads costs more than it saves."""
 
 
 class Tokenizer:
@@ -46,13 +52,29 @@ class Tokenizer:
         With `add_special_tokens` the ids the tokenizer puts around a text (usually BOS) come along, but BOS never
         twice: a text that already begins with it (a rendered chat, a pasted prompt) keeps its own.
         """
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        ids = self._encode(text, add_special_tokens)
         bos = self.bos_token_id
         if add_special_tokens and bos is not None and ids[:2] == [bos, bos]:
-            bare: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+            bare = self._encode(text, False)
             if bare[:2] != [bos, bos]:
                 del ids[0]
         return ids
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        if len(text) <= _GIL_FREE_CHARACTERS:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        else:
+            # `encode` holds the GIL: a prompt of 4 MB stopped every stream of the server for seconds (vllm#10635).
+            ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        return ids
+
+    def min_tokens(self, text: str) -> int:
+        """A lower bound on the tokens of `text`, found without tokenizing; 0 where nothing is known."""
+        return self._length_bound.min_tokens(text) if self._length_bound is not None else 0
+
+    @cached_property
+    def _length_bound(self) -> LengthBound | None:
+        return length_bound(self._tokenizer)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of whole `ids`; bytes that are no UTF-8 become U+FFFD, ids outside the vocabulary nothing."""
