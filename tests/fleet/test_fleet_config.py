@@ -57,6 +57,36 @@ def split(**decode: object) -> dict[str, object]:
     return {"pools": [POOL | {"role": "prefill"}, POOL | {"name": "other", "role": "decode"} | decode]}
 
 
+def two(**second: object) -> dict[str, object]:
+    """Two pools of one name."""
+    return {"pools": [POOL, POOL | {"name": "other"} | second]}
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        {},
+        {"engine": "vllm", "model": "HuggingFaceTB/SmolLM2-135M", "served_name": "smollm2-135m"},
+        {"model": "other", "served_name": "smollm2-135m", "fallback": True},
+        {"model": "other", "served_name": "smollm2-135m", "fallback": 2},
+        {"options": {"quantize": "int8"}, "fallback": True},
+        {"options": {"quantize": "int8"}, "served_name": "small-int8"},
+        {"options": {"dtype": "bfloat16"}},
+        {"engine": "vllm", "urls": ["http://h:1"]},
+    ],
+)
+def test_pools_that_may_share_a_name(second: dict[str, object]) -> None:
+    parse_config(two(**second))
+
+
+def test_pools_may_be_declared_to_hold_the_same_weights() -> None:
+    first = POOL | {"weights": "w"}
+    other = {"name": "other", "model": "/m/x.gguf", "engine": "llamacpp", "served_name": "smollm2-135m"}
+    parse_config({"pools": [first, other | {"weights": "w"}]})
+    with pytest.raises(ConfigError, match="model"):
+        parse_config({"pools": [first, other | {"weights": "v"}]})
+
+
 @pytest.mark.parametrize(
     ("raw", "field", "value", "accepted"),
     [
@@ -82,6 +112,12 @@ def split(**decode: object) -> dict[str, object]:
         (pool(role="decode", urls=["http://h:1"]), "pools[0].urls", "http://h:1", "share this fleet's key"),
         (split(options={"block_size": 32}), "pools[1].options.block_size", 32, "as in pool small"),
         (split(model="other", served_name="smollm2-135m"), "pools[1].model", "other", "as in pool small"),
+        (two(model="other", served_name="smollm2-135m"), "pools[1]", "model other", "fallback: true"),
+        (two(options={"quantize": "int8"}), "pools[1]", "quantization int8", "by default as in pool small"),
+        (two(model="other", aliases=["smollm2-135m"]), "pools[1]", "model other", "serves 'smollm2-135m' too"),
+        (two(model="a/b", served_name="smollm2-135m", engine="vllm", urls=["http://h:1"]), "pools[1]", "model a/b",
+         "another served_name"),
+        (two(engine="vllm", options={"revision": "x"}), "pools[1]", "revision x", "revision by default"),
         (pool(engine="openai"), "pools[0].urls", None, "at least one URL"),
         (pool(engine="vllm", urls=["localhost:80"]), "pools[0].urls[0]", "localhost:80", "http://host:port"),
         (pool(engine="llamacpp", kv_events=True), "pools[0].kv_events", True, "publishes none"),

@@ -14,7 +14,8 @@ def told(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     home = tmp_path_factory.mktemp("home")
     pool = {"name": "tiny", "model": str(tiny_folder), "served_name": "tiny", "replicas": 2, "kv_events": True}
     path = home / "fleet.yaml"
-    config = {"pools": [pool | {"options": {"num_blocks": 200}}], "router": {"policy": "kv"}}
+    pool |= {"options": {"num_blocks": 200}, "aliases": ["default"]}
+    config = {"pools": [pool], "router": {"policy": "kv"}}
     path.write_text(json.dumps(config))
     with fleet_process("--config", str(path), home=home) as served:
         yield served
@@ -45,3 +46,11 @@ def test_whoever_computed_a_prefix_gets_its_next_turn(told: Served, fields: dict
     # Events take their time, however short.
     eventually(next_turns, "the holders are predicted", 10)
     assert ask(told, conversations[0], cache_salt="another's")[1:] == (0, 0)
+
+
+def test_an_alias_over_our_own_engine(told: Served) -> None:
+    """As in examples/fleet.yaml: the replica knows one name, clients may use another."""
+    by_name, by_alias = (told.complete("Hello", 5, model=name).json() for name in ("tiny", "default"))
+    assert by_alias["model"] == "default"
+    assert by_alias["choices"][0]["text"] == by_name["choices"][0]["text"]
+    assert told.stream("Hello", 5, model="default").text == by_name["choices"][0]["text"]

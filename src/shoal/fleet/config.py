@@ -52,6 +52,10 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """The name clients use; default: the last part of `model`."""
     aliases: tuple[str, ...] = ()
     """Further names of it."""
+    weights: str | None = None
+    """What its weights are: equal for pools that serve the same ones, however their `model` is written."""
+    fallback: bool | Annotated[int, Meta(ge=0, le=100)] = 0
+    """Serve its names only while no pool of the same name with a lower number is available; true: 1."""
     engine: EngineKind = "shoal"
     replicas: Annotated[int, Meta(ge=0, le=1024)] = 1
     urls: tuple[str, ...] = ()
@@ -77,6 +81,10 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     @property
     def models(self) -> tuple[str, ...]:
         return (self.served_name or default_name(self.model), *self.aliases)
+
+    @property
+    def fallback_order(self) -> int:
+        return int(self.fallback)
 
     @property
     def count(self) -> int:

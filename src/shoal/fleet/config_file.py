@@ -19,6 +19,7 @@ from shoal.engine.options import EngineOptions
 from shoal.fleet.config import ConfigError, FleetConfig, Layout, Listen, Pool, SupervisorConfig
 from shoal.fleet.gateway.config import GatewayConfig, KeyConfig
 from shoal.fleet.health import HealthConfig
+from shoal.fleet.weights import weights_of
 from shoal.policy.admission import AdmissionConfig
 from shoal.policy.breaker import BreakerConfig
 from shoal.policy.routing import RouterConfig
@@ -78,8 +79,15 @@ def parse_config(raw: object) -> FleetConfig:
         if isinstance(key, Mapping):
             _known(key, {f.name for f in dataclasses.fields(KeyConfig)}, f"keys[{place}]")
     config: FleetConfig = _convert(dict(raw), FleetConfig, "")
+    pools = tuple(msgspec.structs.replace(pool, urls=tuple(map(_base_url, pool.urls))) for pool in config.pools)
+    config = msgspec.structs.replace(config, pools=pools)
     _check(config)
     return config
+
+
+def _base_url(url: str) -> str:
+    """The URL without a closing `/v1`, which clients of OpenAI's API write and paths here begin with."""
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def _check(config: FleetConfig) -> None:
@@ -101,6 +109,7 @@ def _check(config: FleetConfig) -> None:
         if path is not None and not os.access(path, os.R_OK):
             raise ConfigError(f"listen.{name}", path, "a PEM file that can be read")
     _check_roles(config.pools)
+    _check_weights(config.pools)
     served = {model for pool in config.pools for model in pool.models}
     for place, key in enumerate(config.keys):
         for model in key.models or ():
@@ -169,6 +178,26 @@ def _check_roles(pools: tuple[Pool, ...]) -> None:
                     pool.options.get(name),
                     f"{others[0].options.get(name)}, as in pool {others[0].name}",
                 )
+
+
+def _check_weights(pools: tuple[Pool, ...]) -> None:
+    """One name means one model: retries, continuation and routing take all its replicas for the same."""
+    for place, pool in enumerate(pools):
+        for other in pools[:place]:
+            shared = set(pool.models) & set(other.models)
+            if not shared or pool.fallback_order != other.fallback_order:
+                continue
+            own, theirs = weights_of(pool), weights_of(other)
+            if (field := own.difference(theirs)) is None:
+                continue
+            value, theirs_value = (getattr(weights, field) or "by default" for weights in (own, theirs))
+            raise ConfigError(
+                f"pools[{place}]",
+                f"{field} {value}",
+                f"{field} {theirs_value} as in pool {other.name}, which serves {min(shared)!r} too; else give it "
+                f"another served_name, or `fallback: true` to serve only while {other.name} can't, or both "
+                "the same `weights` if they are the same model after all",
+            )
 
 
 def _check_url(field: str, url: str, schemes: tuple[str, ...]) -> None:

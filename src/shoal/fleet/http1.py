@@ -7,6 +7,7 @@ which is how an engine learns that nobody waits any more.
 
 import asyncio
 import contextlib
+import os
 import ssl
 from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
@@ -15,6 +16,13 @@ from shoal.fleet.connection import Connection, transport_fault
 from shoal.policy.outcomes import LegFailed, Outcome
 
 CONNECT_SECONDS = 5.0
+
+
+def _reason(error: OSError) -> str:
+    """The system's words: asyncio's own say only that a call failed."""
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return error.strerror or str(error)
 
 
 class Answer:
@@ -165,7 +173,7 @@ class Endpoint:
         except TimeoutError:
             raise transport_fault(f"no connection to {self.url} within {self._connect_seconds:g} s") from None
         except OSError as error:
-            raise transport_fault(f"no connection to {self.url}: {error.strerror or error}") from None
+            raise transport_fault(f"no connection to {self.url}: {_reason(error)}") from None
         return connection
 
     def release(self, connection: Connection) -> None:

@@ -22,7 +22,6 @@ from shoal.fleet.gateway.body import Parsed, with_fields
 from shoal.fleet.gateway.leg import Leg
 from shoal.fleet.gateway.record import Observers, RequestRecord
 from shoal.fleet.gateway.usage import usage_of
-from shoal.fleet.http1 import Endpoint
 from shoal.fleet.registry import Registry, Replica
 from shoal.policy.outcomes import MEANINGS, LegFailed, Outcome, outcome_of_exception
 from shoal.policy.routing import NoReplica, Router, RouteRequest
@@ -135,7 +134,7 @@ class Splitter:
                 log.warning("request %s: no prefill replica: %s", record.request_id, decision.reason)
                 return None
             lease = self._registry.take(decision, wanted, streams=False, now=now)
-            leg = Leg(self._registry.get(decision.replica), decision, lease)
+            leg = Leg(self._registry.get(decision.replica), decision, lease, route.model)
             try:
                 handoff = await self._one(leg, path, body, headers)
                 self._end(leg, Outcome.OK, record)
@@ -183,7 +182,7 @@ class Splitter:
             handoff.settled = True
             self.taken += 1
 
-    def abandon(self, handoff: Handoff, decode: Endpoint) -> None:
+    def abandon(self, handoff: Handoff, decode: Leg) -> None:
         """No decode leg will take this KV: have it fetched and dropped. Goes on by itself."""
         if handoff.settled:
             return
@@ -192,11 +191,12 @@ class Splitter:
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
 
-    async def _release(self, handoff: Handoff, decode: Endpoint) -> None:
+    async def _release(self, handoff: Handoff, decode: Leg) -> None:
         asked: dict[str, Any] = msgspec.json.decode(handoff.body)
         asked["kv_transfer_params"] = msgspec.json.decode(handoff.params)
         with contextlib.suppress(LegFailed, TimeoutError):
-            status, _ = await decode.post(handoff.path, msgspec.json.encode(asked), seconds=_RELEASE_SECONDS)
+            body = decode.names.request(msgspec.json.encode(asked))
+            status, _ = await decode.replica.endpoint.post(handoff.path, body, seconds=_RELEASE_SECONDS)
             if status == 200:
                 self.released += 1
                 return

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from shoal.fleet.adapters import DIALECTS
 from shoal.fleet.config import FleetConfig, Pool, SupervisorConfig
+from shoal.fleet.context import FleetContext
 from shoal.fleet.registry import Registry
-from shoal.fleet.unit import Site, Unit, UnitState
+from shoal.fleet.unit import Unit, UnitState
 
 log = logging.getLogger("shoal.fleet")
 
@@ -78,10 +79,10 @@ class Supervisor:
             for _ in range(pool.count):
                 self._add(pool)
 
-    def _site(self) -> Site:
+    def _context(self) -> FleetContext:
         config = self._config
         ranks = max(1, config.local_ranks)
-        return Site(
+        return FleetContext(
             registry=self._registry,
             settings=config.supervisor,
             log_dir=self._log_dir,
@@ -101,10 +102,10 @@ class Supervisor:
             place = pool.urls.index(url)
             while place in taken:
                 place += len(pool.urls)
-            unit = Unit(pool, place, DIALECTS[pool.engine], self._site(), url=url.rstrip("/"))
+            unit = Unit(pool, place, DIALECTS[pool.engine], self._context(), url=url.rstrip("/"))
         else:
             place = next(n for n in range(len(taken) + 1) if n not in taken)
-            unit = Unit(pool, place, DIALECTS[pool.engine], self._site())
+            unit = Unit(pool, place, DIALECTS[pool.engine], self._context())
         self._units[unit.name] = unit
         unit.begin()
         return unit

@@ -14,22 +14,22 @@ import os
 import random
 import socket
 import time
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from shoal.fleet.adapters import Dialect, Gate, Order
-from shoal.fleet.config import Pool, SupervisorConfig
+from shoal.engine.options import default_name
+from shoal.fleet.adapters import Dialect, Gate, ModelCard, Order
+from shoal.fleet.config import Pool
+from shoal.fleet.context import FleetContext
 from shoal.fleet.launch import ReplicaLog, ReplicaProcess, free_port_pair
-from shoal.fleet.registry import Registry, ReplicaHandle
-from shoal.policy.outcomes import LegFailed
+from shoal.fleet.proof import prove
+from shoal.fleet.registry import ReplicaHandle
+from shoal.fleet.weights import weights_of
 
 log = logging.getLogger("shoal.fleet")
 
 REFUSED = 2
 """Exit code of a replica that can never work as it was asked to."""
-_PROBE_SECONDS = 0.2
-_PROBE_SECONDS_MAX = 2.0
 
 
 class UnitState(StrEnum):
@@ -39,21 +39,6 @@ class UnitState(StrEnum):
     DRAINING = "draining"
     STOPPED = "stopped"
     FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """What all replicas of a fleet share."""
-
-    registry: Registry
-    settings: SupervisorConfig
-    log_dir: Path
-    threads: int
-    kv_share: float | None
-    secret: str | None
-    kv_key: str | None = None
-    """Shared by replicas that hand KV to each other."""
-    tracing: bool = False
 
 
 class _Crashed(Exception):
@@ -67,7 +52,9 @@ class _Crashed(Exception):
 class Unit:
     """Begun once. `stop` drains it first, `end` doesn't."""
 
-    def __init__(self, pool: Pool, place: int, dialect: Dialect, site: Site, url: str | None = None) -> None:
+    def __init__(
+        self, pool: Pool, place: int, dialect: Dialect, context: FleetContext, url: str | None = None
+    ) -> None:
         self.pool = pool
         self.place = place
         self.name = f"{pool.name}-{place}"
@@ -77,13 +64,15 @@ class Unit:
         self.restarts = 0
         self.problem = ""
         """What went wrong last."""
+        self._told = ""
+        """The problem that was logged last."""
         self.since = time.monotonic()
         """When it came into its state."""
         self.settled = asyncio.Event()
         """Ready for the first time, or given up, or stopped."""
         self._dialect = dialect
-        self._site = site
-        self._log = ReplicaLog(site.log_dir / f"{self.name}.log", site.settings.log_bytes)
+        self._context = context
+        self._log = ReplicaLog(context.log_dir / f"{self.name}.log", context.settings.log_bytes)
         self._gate: Gate | None = None
         self._process: ReplicaProcess | None = None
         self._task: asyncio.Task[None] | None = None
@@ -116,7 +105,7 @@ class Unit:
         self._task = asyncio.ensure_future(self._live())
 
     async def _live(self) -> None:
-        settings = self._site.settings
+        settings = self._context.settings
         try:
             while True:
                 try:
@@ -139,7 +128,7 @@ class Unit:
 
     def _on_crash(self, crash: _Crashed) -> bool:
         """Whether it is started again."""
-        settings = self._site.settings
+        settings = self._context.settings
         served = self.state is UnitState.READY and time.monotonic() - self.since >= settings.stable_seconds
         self._crashes = 1 if served else self._crashes + 1
         self.problem = str(crash)
@@ -158,14 +147,15 @@ class Unit:
     async def _serve(self) -> None:
         """From its start to its end, which is always a `_Crashed` (or being cancelled)."""
         self._enter(UnitState.STARTING)
+        exited: asyncio.Future[object]
         if self.attached:
             self._register(*self._attached_access())
-            exited = asyncio.ensure_future(_never())
+            exited = asyncio.ensure_future(asyncio.Event().wait())
         else:
             exited = asyncio.ensure_future(self._exit(await self._start()))
         proven = asyncio.ensure_future(self._prove())
         try:
-            deadline = None if self.attached else self._site.settings.start_seconds
+            deadline = None if self.attached else self._context.settings.start_seconds
             await asyncio.wait({exited, proven}, timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
             if exited.done():
                 exited.result()
@@ -173,7 +163,6 @@ class Unit:
                 raise _Crashed(f"generated no token within {deadline:g} s of its start")
             proven.result()
             self._enter(UnitState.READY)
-            log.info("replica %s is ready at %s", self.name, self.url)
             watched = asyncio.ensure_future(self._watch())
             try:
                 await asyncio.wait({exited, watched}, return_when=asyncio.FIRST_COMPLETED)
@@ -196,17 +185,17 @@ class Unit:
                 pool=self.pool,
                 port=port,
                 listener=listener,
-                threads=self.pool.threads or self._site.threads,
-                kv_share=self._site.kv_share,
-                api_key=self._site.secret,
+                threads=self.pool.threads or self._context.threads,
+                kv_share=self._context.kv_share,
+                api_key=self._context.secret,
                 events_port=events,
-                tracing=self._site.tracing,
-                kv_key=self._site.kv_key,
+                tracing=self._context.tracing,
+                kv_key=self._context.kv_key,
             )
             command = self._dialect.command(order)
             self.url = f"http://127.0.0.1:{port}"
             address = self._dialect.traits.events_address.format(port=events) if events else None
-            self._register(self._site.secret, address)
+            self._register(self._context.secret, address)
             process = self._process = ReplicaProcess(command, self._log)
             await process.start()
             return process
@@ -225,64 +214,81 @@ class Unit:
         place = urls.index(self.url)
         return key, self.pool.kv_events_urls[place] if self.pool.kv_events_urls else None
 
-    def _register(self, api_key: str | None, events: str | None, length: int = 0) -> None:
+    def _register(self, api_key: str | None, events: str | None) -> None:
         """In the registry, not yet healthy: known, so that requests for its model wait and are not refused."""
         self._forget()
         assert self.url is not None
         adapter = self._dialect.adapter(self.url, api_key=api_key, events=events)
         self._gate = Gate(adapter)
-        self._site.registry.add(self._handle(api_key, length), healthy=False)
+        self._context.registry.add(self._handle(api_key, None), healthy=False)
 
-    def _handle(self, api_key: str | None, length: int) -> ReplicaHandle:
-        traits = self._dialect.traits
+    def _handle(self, api_key: str | None, card: ModelCard | None) -> ReplicaHandle:
+        """`card`: what the engine calls its model, once it has said so."""
+        traits, pool = self._dialect.traits, self.pool
         assert self.url is not None
+        weights = weights_of(pool).key(pool.engine)
+        if self.attached and card is not None and pool.weights is None:
+            weights += "|" + default_name(card.root or card.id)
         return ReplicaHandle(
             name=self.name,
             url=self.url,
-            models=self.pool.models,
-            pool=self.pool.name,
-            role=self.pool.role,
+            models=pool.models,
+            engine_model=card.id if card is not None else None,
+            pool=pool.name,
+            role=pool.role,
             adapter=self._gate,
             api_key=api_key,
-            max_inflight=self.pool.max_inflight,
-            max_model_len=length,
+            max_inflight=pool.max_inflight,
+            max_model_len=card.length if card is not None else 0,
             usage_in_stream=traits.usage_in_stream,
             returns_token_ids=traits.returns_token_ids,
             resumes=traits.resumes,
+            any_request_id=traits.any_request_id,
+            weights=weights,
+            fallback=pool.fallback_order,
         )
+
+    @property
+    def _engine_names(self) -> tuple[str, ...]:
+        """Names that its engine may know the model by."""
+        pool = self.pool
+        return (pool.model, *pool.models) if self.attached else pool.models[:1]
 
     async def _prove(self) -> None:
         """Until it has generated a token; then it is served."""
-        pause = _PROBE_SECONDS
-        while True:
-            gate = self._gate
-            if gate is not None:
-                try:
-                    if await gate.adapter.ready():
-                        await gate.adapter.prove(self.pool.models[0])
-                        break
-                except (LegFailed, TimeoutError) as error:
-                    self.problem = f"isn't ready: {error or 'no answer in time'}"
-            await asyncio.sleep(pause)
-            pause = min(_PROBE_SECONDS_MAX, pause * 1.3)
-        length = 0
-        with contextlib.suppress(LegFailed, TimeoutError):
-            length = await gate.adapter.max_model_len(self.pool.models[0])
-        registry = self._site.registry
+        card = await prove(lambda: self._gate, self._engine_names, self._on_problem)
+        registry = self._context.registry
         handle = registry.get(self.name).handle
-        registry.remove(self.name)
+        proven = self._handle(handle.api_key, card)
+        gate = self._gate
+        assert gate is not None
         gate.open = True
+        if proven != handle or not registry.get(self.name).state.healthy:
+            registry.remove(self.name)
+            registry.add(proven)
         self.problem = ""
-        registry.add(self._handle(handle.api_key, length))
+        # Whoever was told that something is wrong wants to know that it no longer is.
+        log.log(logging.WARNING if self._told else logging.INFO, "replica %s is ready at %s", self.name, self.url)
+        self._told = ""
+
+    def _on_problem(self, problem: str) -> None:
+        """Nobody but us sees what is wrong with an attached replica: say it whenever it changes."""
+        self.problem = problem
+        if self.attached and problem != self._told:
+            self._told = problem
+            log.warning("replica %s at %s %s", self.name, self.url, problem)
 
     async def _watch(self) -> None:
         """Returns never; raises once it has been unhealthy for too long."""
-        settings = self._site.settings
+        settings = self._context.settings
         ill_since: float | None = None
         while True:
             await asyncio.sleep(min(1.0, settings.unhealthy_seconds / 4))
-            healthy = self._site.registry.get(self.name).state.healthy
+            healthy = self._context.registry.get(self.name).state.healthy
             now = time.monotonic()
+            if healthy and ill_since is not None and self.attached:
+                # Somebody else may have started another model there.
+                await self._prove()
             ill_since = None if healthy else ill_since or now
             if ill_since is not None and now - ill_since >= settings.unhealthy_seconds and not self.attached:
                 raise _Crashed(f"was unhealthy for {settings.unhealthy_seconds:g} s")
@@ -291,12 +297,12 @@ class Unit:
         """Its process is gone or going: end its legs at once, so that they are tried elsewhere."""
         if self._gate is not None:
             self._gate.open = False
-        if self.name in self._site.registry and self.state is not UnitState.STOPPED:
-            self._site.registry.set_health(self.name, False, "its process ended")
+        if self.name in self._context.registry and self.state is not UnitState.STOPPED:
+            self._context.registry.set_health(self.name, False, "its process ended")
 
     def _forget(self) -> None:
-        if self.name in self._site.registry:
-            self._site.registry.remove(self.name)
+        if self.name in self._context.registry:
+            self._context.registry.remove(self.name)
         if self._gate is not None:
             self._gate.open = False
             self._gate.adapter.close()
@@ -311,18 +317,18 @@ class Unit:
 
     async def stop(self) -> None:
         """No new requests, time for those in flight, then the end."""
-        registry = self._site.registry
+        registry = self._context.registry
         if self.name in registry and self.state is UnitState.READY:
             self._enter(UnitState.DRAINING)
             registry.drain(self.name)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._site.settings.drain_seconds):
+                async with asyncio.timeout(self._context.settings.drain_seconds):
                     await self._idle()
         await self.end()
 
     async def _idle(self) -> None:
         """Until no lease is held here. Looked at, because nobody is told of releases."""
-        registry = self._site.registry
+        registry = self._context.registry
         while self.name in registry and registry.ledger.live(self.name):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
@@ -337,10 +343,6 @@ class Unit:
         self._forget()
         try:
             if process is not None:
-                await process.end(0.0 if hurry else self._site.settings.stop_seconds)
+                await process.end(0.0 if hurry else self._context.settings.stop_seconds)
         finally:
             self._enter(UnitState.STOPPED)
-
-
-async def _never() -> None:
-    await asyncio.Event().wait()

@@ -218,6 +218,6 @@ async def test_no_replica_is_said_within_its_time() -> None:
         await eventually(lambda: not registry.get("e0").state.healthy, "it is found dead")
         answer = await f.post(f.chat())
         assert answer.status_code == 503
-        assert "1 are unhealthy" in answer.json()["error"]["message"]
+        assert "of 1: 1 unhealthy" in answer.json()["error"]["message"]
         with pytest.raises(httpx.HTTPStatusError):
             (await f.client.get("/ready")).raise_for_status()

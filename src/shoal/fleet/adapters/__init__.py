@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 from shoal.fleet.adapters.base import Dialect, HttpAdapter, NotStartable, Order, Traits
 from shoal.fleet.adapters.gate import Gate
+from shoal.fleet.adapters.listing import ModelCard
 from shoal.fleet.adapters.llamacpp import LlamaCpp
 from shoal.fleet.adapters.openai import OpenAi
 from shoal.fleet.adapters.sglang import Sglang
@@ -15,4 +16,14 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType(
     {"shoal": Shoal(), "vllm": Vllm(), "llamacpp": LlamaCpp(), "sglang": Sglang(), "openai": OpenAi()}
 )
 
-__all__ = ["DIALECTS", "Dialect", "Gate", "HttpAdapter", "NotStartable", "Order", "ReplicaSetup", "Traits"]
+__all__ = [
+    "DIALECTS",
+    "Dialect",
+    "Gate",
+    "HttpAdapter",
+    "ModelCard",
+    "NotStartable",
+    "Order",
+    "ReplicaSetup",
+    "Traits",
+]

@@ -2,13 +2,14 @@
 
 import re
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
 
+from shoal.fleet.adapters.listing import ModelCard, ModelCards, choose_card
 from shoal.fleet.config import Pool
 from shoal.fleet.http1 import Endpoint
 from shoal.fleet.index.zmq_stream import ZmqEvents
@@ -18,6 +19,7 @@ from shoal.policy.outcomes import LegFailed, Outcome, outcome_of_status
 
 CHECK_SECONDS = 2.0
 PROOF_SECONDS = 60.0
+_NOT_THERE = frozenset({404, 405, 501})
 _SAMPLE = re.compile(rb"^([A-Za-z_:][A-Za-z0-9_:]*)(\{[^}]*\})?\s+(\S+)", re.MULTILINE)
 _LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
 
@@ -70,25 +72,6 @@ class Gauges:
         return self._labels.get(name, {})
 
 
-class _Meta(msgspec.Struct):
-    n_ctx: int | None = None
-
-
-class _Served(msgspec.Struct):
-    id: str
-    max_model_len: int | None = None
-    meta: _Meta | None = None
-    """llama.cpp's place for it."""
-
-    @property
-    def length(self) -> int:
-        return self.max_model_len or (self.meta.n_ctx if self.meta is not None else None) or 0
-
-
-class _ServedList(msgspec.Struct):
-    data: list[_Served] = []
-
-
 def _replay_endpoint(events: str) -> str:
     """The port after the publisher's; a local socket's name ends with the port it stands for."""
     if events.startswith("ipc://"):
@@ -106,11 +89,31 @@ class HttpAdapter:
 
     def __init__(self, url: str, *, api_key: str | None = None, events: str | None = None) -> None:
         self.endpoint = Endpoint(url, api_key=api_key, max_idle=4)
+        self._has_key = bool(api_key)
         self._events = ZmqEvents(events, _replay_endpoint(events)) if events is not None else None
 
     async def ready(self) -> bool:
+        return await self.why_not_ready() is None
+
+    async def why_not_ready(self) -> str | None:
+        """Return what its health endpoint says against serving; None: nothing."""
         status, _ = await self.endpoint.get(self.health_path, seconds=CHECK_SECONDS)
-        return status == 200
+        return self._refusal(status)
+
+    def _refusal(self, status: int) -> str | None:
+        """Return why a status isn't 200, and what to change; None: it is."""
+        if status == 200:
+            return None
+        if status in (401, 403):
+            if self._has_key:
+                return f"it refuses the key that it is sent ({status}): check the variable that api_key_env names"
+            return f"it demands a key ({status}): set api_key_env to the variable that holds it"
+        if status in _NOT_THERE:
+            path = self.health_path.decode()
+            return f"{self.endpoint.url}{path} answers {status}: check the URL and the pool's `engine`"
+        if status == 503:
+            return "it says that it isn't ready (503)"
+        return f"it answers {status} to a health check"
 
     async def stats(self) -> ReplicaStats:
         if self.metrics_path is None:
@@ -134,7 +137,7 @@ class HttpAdapter:
         """Generate one token. Raises `LegFailed` or `TimeoutError` if that doesn't work."""
         body = msgspec.json.encode({"model": model, "prompt": "Hello", "max_tokens": 1, "temperature": 0})
         status, answer = await self.endpoint.post(b"/v1/completions", body, seconds=PROOF_SECONDS)
-        if status in (404, 405, 501):
+        if status in _NOT_THERE:
             # An endpoint that speaks only chat.
             messages = [{"role": "user", "content": "Hello"}]
             body = msgspec.json.encode({"model": model, "messages": messages, "max_tokens": 1})
@@ -145,17 +148,21 @@ class HttpAdapter:
         if b'"choices"' not in answer:
             raise LegFailed(Outcome.REPLICA_FAULT, "asked for one token, it gave none")
 
-    async def max_model_len(self, model: str) -> int:
-        """The longest sequence it takes, in tokens; 0 if it doesn't say."""
+    async def find_model(self, names: Sequence[str]) -> ModelCard:
+        """Return what it calls the model that goes by these names. Raises `LegFailed` or `TimeoutError`.
+
+        An engine that lists nothing is taken to know the first name.
+        """
         status, answer = await self.endpoint.get(b"/v1/models", seconds=CHECK_SECONDS)
-        if status != 200:
-            return 0
+        if status in _NOT_THERE:
+            return ModelCard(id=names[0])
+        if (problem := self._refusal(status)) is not None:
+            raise LegFailed(outcome_of_status(status), problem)
         try:
-            served = msgspec.json.decode(answer, type=_ServedList).data
-        except msgspec.MsgspecError:
-            return 0
-        lengths = {card.id: card.length for card in served}
-        return lengths.get(model, 0)
+            cards = msgspec.json.decode(answer, type=ModelCards).data
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            cards = []
+        return choose_card(cards, names) if cards else ModelCard(id=names[0])
 
     def close(self) -> None:
         self.endpoint.close()
@@ -191,6 +198,8 @@ class Traits:
     usage_in_stream: bool = True
     returns_token_ids: bool = False
     resumes: bool = False
+    any_request_id: bool = True
+    """Whether it takes any text as `x-request-id`, or UUIDs only."""
     publishes: bool = False
     """KV events, when asked to."""
     events_address: str = "tcp://127.0.0.1:{port}"

@@ -20,12 +20,12 @@ class _Slot(msgspec.Struct):
 
 
 class LlamaCppAdapter(HttpAdapter):
-    async def ready(self) -> bool:
+    async def why_not_ready(self) -> str | None:
         status, _ = await self.endpoint.get(self.health_path, seconds=CHECK_SECONDS)
         if status == 404:
             # llama-cpp-python's server has no health endpoint.
             status, _ = await self.endpoint.get(b"/v1/models", seconds=CHECK_SECONDS)
-        return status == 200
+        return self._refusal(status)
 
     async def stats(self) -> ReplicaStats:
         (slots_status, slots), (status, metrics) = await asyncio.gather(
@@ -55,7 +55,8 @@ class LlamaCppAdapter(HttpAdapter):
 
 
 class LlamaCpp:
-    traits = Traits()
+    # llama-cpp-python's server answers 400 to a request id that is no UUID.
+    traits = Traits(any_request_id=False)
 
     def command(self, order: Order) -> Command:
         pool = order.pool

@@ -10,7 +10,7 @@ class OpenAiAdapter(HttpAdapter):
 
 
 class OpenAi:
-    traits = Traits()
+    traits = Traits(any_request_id=False)
 
     def command(self, order: Order) -> Command:
         raise NotStartable(f"pool {order.pool.name}: an engine of kind `openai` can't be started; give its `urls`")

@@ -79,7 +79,6 @@ class Gateway:
         self._gone: set[asyncio.Task[Any]] = set()
         self._bodies = Bodies(self.config, registry.clock)
         self._sweeper: asyncio.Task[None] | None = None
-        self._ids = uuid.uuid4().hex[:12]
         self._count = 0
 
     @property
@@ -126,8 +125,8 @@ class Gateway:
             elif name == b"traceparent":
                 traceparent = value.decode("latin-1")
         if not _REQUEST_ID.match(request_id):
-            self._count += 1
-            request_id = f"{self._ids}{self._count:x}"
+            # A UUID: some engines refuse any other id.
+            request_id = str(uuid.uuid4())
         client = scope.get("client")
         return RequestRecord(
             request_id,

@@ -124,7 +124,7 @@ class Exchange:
         record.replica, record.reason, record.pool = replica.name, decision.reason, replica.handle.pool
         record.predicted_hit, record.predicted_ttft = decision.predicted_hit, decision.predicted_ttft
         record.leased = lease.taken_at
-        leg = Leg(replica, decision, lease)
+        leg = Leg(replica, decision, lease, self._route.model)
         self._observers.on_decision(record, decision)
         return leg
 
@@ -151,7 +151,11 @@ class Exchange:
         excluded = self._route.excluded | {leg.replica.name}
         states = self._registry.states(now)
         others = any(
-            self._route.model in s.models and s.role != "prefill" and s.healthy and not s.draining
+            self._route.model in s.models
+            and (self._route.weights is None or s.weights == self._route.weights)
+            and s.role != "prefill"
+            and s.healthy
+            and not s.draining
             for s in states
             if s.name not in excluded
         )
@@ -167,15 +171,13 @@ class Exchange:
         able = journal is not None and again and self._config.continuation and self._tries < self._config.attempts
         if journal is None or not able or not self._budget.take(self._clock()):
             why = "it can't be continued elsewhere" if journal is None else "nobody could continue it"
-            await self._end_stream(
-                ErrorBody(
-                    f"the stream broke off: {error or 'it stalled'}; {why}", "server_error", code="stream_broken"
-                )
-            )
+            message = f"the stream broke off: {str(error) or 'it stalled'}; {why}"
+            await self._end_stream(ErrorBody(message, "server_error", code="stream_broken"))
             return True
         journal.begin_leg()
         self._continuing = True
         self.record.continued += 1
+        self._route.weights = leg.replica.handle.weights
         self._exclude(leg, self._clock())
         self._route.max_tokens = max(1, self._route.max_tokens - journal.safe)
         return False
@@ -200,7 +202,7 @@ class Exchange:
         finally:
             handoff, self._handoff = self._handoff, None
             if handoff is not None:
-                self._splitter.abandon(handoff, leg.replica.endpoint)
+                self._splitter.abandon(handoff, leg)
 
     async def _answer(self, leg: Leg, path: bytes, body: bytes) -> None:
         answer = await leg.open(path, body, self._forwarded, self._config.first_byte_seconds)
@@ -244,7 +246,7 @@ class Exchange:
         content_type = answer.header(b"content-type")
         if content_type.startswith(b"application/json") and not closed(body):
             raise LegFailed(Outcome.REPLICA_FAULT, f"replica {leg.replica.name} sent broken JSON")
-        body = self._corrected(body)
+        body = leg.names.answer(self._corrected(body))
         self._took_over()
         usage = meter.usage = usage_of(body)
         meter.output = leg.lease.counted = usage.output if usage is not None else output_estimate(body)
@@ -262,7 +264,7 @@ class Exchange:
             events = splitter.feed(piece)
             if not events:
                 continue
-            events = reader.read(self._corrected(events))
+            events = reader.read(leg.names.events(self._corrected(events)))
             if events:
                 self._took_over()
                 lease.progress(clock())

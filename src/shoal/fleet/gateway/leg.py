@@ -2,10 +2,12 @@
 
 import contextlib
 import logging
+import re
 from collections.abc import Callable, Iterable
 
 from shoal.engine.server.errors import ErrorBody
 from shoal.fleet.gateway.formats import error_of
+from shoal.fleet.gateway.names import Names
 from shoal.fleet.gateway.record import Observers, RequestRecord
 from shoal.fleet.gateway.usage import Usage
 from shoal.fleet.http1 import Answer
@@ -17,6 +19,7 @@ from shoal.policy.routing import Decision
 log = logging.getLogger("shoal.fleet")
 
 _ERROR_LIMIT = 2**20
+_UUID = re.compile(rb"^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")
 
 
 class Refused(LegFailed):
@@ -41,10 +44,12 @@ class Refused(LegFailed):
 class Leg:
     """Holds a lease. `end` it, always; only the first end counts."""
 
-    def __init__(self, replica: Replica, decision: Decision, lease: Lease) -> None:
+    def __init__(self, replica: Replica, decision: Decision, lease: Lease, model: str) -> None:
+        """`model`: the name that the client asked for."""
         self.replica = replica
         self.decision = decision
         self.lease = lease
+        self.names = Names(model, replica.handle.engine_model)
         self._answer: Answer | None = None
         self._killed: LegFailed | None = None
         lease.kill = self._kill
@@ -56,8 +61,10 @@ class Leg:
 
         Raises `Refused`, `LegFailed` or `TimeoutError`.
         """
+        if not self.replica.handle.any_request_id:
+            headers = [(name, value) for name, value in headers if name != b"x-request-id" or _UUID.match(value)]
         answer = await self.replica.endpoint.request(
-            b"POST", path, body, headers, seconds=seconds, opened=self._opened
+            b"POST", path, self.names.request(body), headers, seconds=seconds, opened=self._opened
         )
         self._answer = answer
         outcome = outcome_of_status(answer.status)

@@ -76,6 +76,7 @@ class TokenSource:
         if replica is None:
             return None
         asked: dict[str, Any] = msgspec.json.decode(parsed.body)
+        asked["model"] = replica.handle.engine_model or model
         body = msgspec.json.encode({name: asked[name] for name in _FIELDS if name in asked})
         self.asked += 1
         try:

@@ -54,7 +54,9 @@ class ReplicaHandle:
     name: str
     url: str
     models: tuple[str, ...]
-    """Names it is asked for by; the first is its own."""
+    """Names that clients ask for it by."""
+    engine_model: str | None = None
+    """Name that the replica itself serves the model by; None: whichever the client used."""
     pool: str = "default"
     role: Role = "both"
     adapter: EngineAdapter | None = None
@@ -69,6 +71,12 @@ class ReplicaHandle:
     """It takes `return_token_ids` and token ids as a prompt: greedy streams can be continued elsewhere."""
     resumes: bool = False
     """It takes `resume_token_ids`: seeded streams can be continued too."""
+    any_request_id: bool = True
+    """It takes any text as `x-request-id`; False: it is sent UUIDs only."""
+    weights: str = ""
+    """Equal for replicas that generate the same tokens: streams are carried on among those only."""
+    fallback: int = 0
+    """Replicas with a higher number serve a model only while none with a lower one is available."""
 
     def __repr__(self) -> str:
         return f"ReplicaHandle({self.name!r}, {self.url!r}, pool={self.pool!r}, role={self.role!r})"

@@ -29,9 +29,11 @@ class Replica:
             name=handle.name,
             models=frozenset(handle.models),
             pool=handle.pool,
+            weights=handle.weights,
             role=handle.role,
             max_inflight=handle.max_inflight,
             max_model_len=handle.max_model_len,
+            fallback=handle.fallback,
         )
         self.stats = ReplicaStats()
         self.last_progress = clock()

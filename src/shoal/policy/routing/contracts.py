@@ -29,6 +29,8 @@ class RouteRequest:
     excluded: frozenset[str] = frozenset()
     """Replicas that failed this request already."""
     pool: str | None = None
+    weights: str | None = None
+    """Only replicas with these weights may take it, as it has begun on one of them; None: any."""
     role: str = "serve"
     """`serve`: a replica that answers (role `both` or `decode`); `prefill`: one that only prepares KV."""
     hits: Mapping[str, int] = field(default_factory=dict)
@@ -44,6 +46,8 @@ class ReplicaState:
     name: str
     models: frozenset[str]
     pool: str = "default"
+    weights: str = ""
+    """Equal for replicas that generate the same tokens."""
     role: str = "both"
     healthy: bool = True
     draining: bool = False
@@ -73,6 +77,8 @@ class ReplicaState:
     """Seconds that an output token takes here beyond what it takes on the pool's others, learned."""
     max_model_len: int = 0
     """0: unknown."""
+    fallback: int = 0
+    """It serves a model only while no replica with a lower number is available."""
     trust: float = 1.0
     """How far predicted hits came true, 0 to 1."""
 

@@ -13,6 +13,7 @@ class Serves:
             request.model in replica.models
             and replica.name not in request.excluded
             and (request.pool is None or replica.pool == request.pool)
+            and (request.weights is None or replica.weights == request.weights)
             and (replica.role == "prefill") == (request.role == "prefill")
         )
 
@@ -24,6 +25,12 @@ class Available:
         return replica.available
 
 
+def preferred(replicas: Sequence[ReplicaState]) -> list[ReplicaState]:
+    """Return those of the lowest fallback number. A preferred replica that is busy is waited for."""
+    lowest = min((replica.fallback for replica in replicas), default=0)
+    return [replica for replica in replicas if replica.fallback == lowest]
+
+
 class HasSlot:
     """Below its limit of requests in flight: an engine given everything at once runs out of memory."""
 
@@ -33,23 +40,28 @@ class HasSlot:
 
 def why_none(request: RouteRequest, replicas: Sequence[ReplicaState]) -> NoReplica:
     """The first reason that holds for everybody."""
-    pool, prefill = request.pool, request.role == "prefill"
+    pool, weights, prefill = request.pool, request.weights, request.role == "prefill"
     serving = [
         r
         for r in replicas
-        if request.model in r.models and (pool is None or r.pool == pool) and (r.role == "prefill") == prefill
+        if request.model in r.models
+        and (pool is None or r.pool == pool)
+        and (weights is None or r.weights == weights)
+        and (r.role == "prefill") == prefill
     ]
     if not serving:
         return NoReplica("model", f"no replica serves model {request.model[:200]!r}")
     if not (untried := [r for r in serving if r.name not in request.excluded]):
-        return NoReplica("down", f"all {len(serving)} replicas of this model failed this request")
+        return NoReplica("down", f"every replica of this model failed this request ({len(serving)})")
     if any(r.available for r in untried):
-        return NoReplica("busy", f"all replicas have their limit of requests in flight ({len(untried)} replicas)")
+        return NoReplica(
+            "busy", f"every replica of this model has its limit of requests in flight ({len(untried)})"
+        )
     down = sum(not r.healthy for r in untried)
     draining = sum(r.draining for r in untried)
     opened = sum(not r.breaker_closed for r in untried)
     return NoReplica(
         "down",
-        f"no replica of this model is available: of {len(untried)} {down} are unhealthy, {draining} draining,"
-        f" {opened} have an open breaker",
+        f"no replica of this model is available (of {len(untried)}: {down} unhealthy, {draining} draining,"
+        f" {opened} with an open breaker)",
     )

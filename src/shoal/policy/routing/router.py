@@ -15,7 +15,7 @@ from shoal.policy.routing.contracts import (
     Scorer,
 )
 from shoal.policy.routing.draws import Draws
-from shoal.policy.routing.filters import Available, HasSlot, Serves, why_none
+from shoal.policy.routing.filters import Available, HasSlot, Serves, preferred, why_none
 from shoal.policy.routing.kv import CombinedIndex, ExactIndex
 from shoal.policy.routing.load import Decode, KvPressure, Overhead, Prefill, Queue, Requests, Uncached
 from shoal.policy.routing.pickers import Least, PowerOfTwo, Random, RoundRobin, Softmax
@@ -105,6 +105,8 @@ class Router:
         kept = list(replicas)
         for one in filters:
             kept = [r for r in kept if one.keep(request, r, now)]
+            if isinstance(one, Available) and len(kept) > 1:
+                kept = preferred(kept)
         return kept
 
     @staticmethod
