@@ -179,7 +179,7 @@ def test_drafts_under_a_grammar(rig):
 def test_bad_constraints_are_refused_with_a_short_reason(rig, kind, value, reason):
     with pytest.raises(InvalidParameter) as caught:
         validate_params(guided(kind, value), vocab_size=rig.vocab, max_model_len=100, guided=rig.compiler)
-    assert caught.value.field == f"guided.{kind}"
+    assert caught.value.field.startswith(f"guided.{kind}")
     assert reason in str(caught.value)
     assert len(str(caught.value)) < 600
     assert "\n" not in str(caught.value).replace(repr(value)[:77], "")

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from threading import Thread
 
 import httpx
+import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -17,7 +18,9 @@ from shoal.engine.errors import InvalidRequest
 from shoal.engine.handoff.params import KvTransferParams
 from shoal.engine.outputs import EngineStats, RequestOutput
 from shoal.engine.request import EngineRequest
-from shoal.engine.sampling.params import SamplingParams
+from shoal.engine.sampling.errors import InvalidParameter
+from shoal.engine.sampling.guided import GuidedCompiler
+from shoal.engine.sampling.params import GuidedParams, SamplingParams
 from shoal.engine.server.state import ServerState
 from shoal.engine.text.convert import ConvertedTokenizer, TokenizerMeta
 from shoal.engine.text.tokenizer import Tokenizer
@@ -68,6 +71,7 @@ class ScriptEngine:
 
     def __init__(self) -> None:
         self.tokenizer = byte_tokenizer()
+        self.compiler = GuidedCompiler(self.tokenizer.json, self.vocab_size, (256,))
         self.live: set[str] = set()
         self.reset()
 
@@ -114,9 +118,21 @@ class ScriptEngine:
         assert kv_transfer is None
         if self.refuses is not None:
             raise self.refuses
+        if params.guided is not None:
+            try:
+                self.compiler.validate(params.guided)
+            except InvalidParameter as error:
+                raise InvalidRequest(error.field, error.value, error.accepted) from None
         return EngineRequest(
             request_id=request_id, prompt=tuple(prompt), params=params, priority=priority, output=tuple(output)
         )
+
+    def admits(self, guided: GuidedParams, text: str) -> bool:
+        """Whether a constraint admits `text` as a whole answer."""
+        state = self.compiler(guided)
+        for token in self.tokenizer.encode(text):
+            state.advance(token)
+        return state.mask(np.zeros(self.vocab_size, np.float32)) is None and state.accepting
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[RequestOutput, None]:
         prompt, params, request_id = request.prompt, request.params, request.request_id

@@ -13,6 +13,8 @@ class GuidedParams(msgspec.Struct, frozen=True):
     kind: GuidedKind
     value: str = ""
     """A JSON schema, a regex, a JSON list of choices, or a Lark grammar."""
+    strict: bool = False
+    """Of a JSON schema: refuse keywords that cannot be enforced. Without it, they are given up."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ from shoal.engine.server.readers import Reader, parsed_notation, reader_for
 from shoal.engine.server.rendering import render_chat
 from shoal.engine.server.state import Engine
 from shoal.engine.server.streaming import StreamUsage
-from shoal.engine.server.tool_choice import active_tools, tool_constraint
+from shoal.engine.server.tool_choice import active_tools, constrains, tool_constraint
 from shoal.engine.text.tools import needs_special_tokens
 from shoal.policy.batching.plan import TokenLogprobs
 
@@ -83,9 +83,16 @@ async def prepare_conversation(
     `shorten`: a token limit above what the context has left is lowered to it, not refused.
     """
     tools = active_tools(body)
-    guided = _constraint(body)
-    heavy = guided is not None or _size(body) > _OFF_LOOP_CHARACTERS
-    return await off_loop_if(heavy, lambda: _prepare(engine, body, tools, guided, request_id, shorten))
+    asked = guided_params(body)
+    if asked is not None and constrains(body):
+        raise ApiError(
+            400,
+            "tool_choice already constrains the output; leave out response_format and guided_*",
+            param="tool_choice",
+            code="invalid_value",
+        )
+    heavy = asked is not None or constrains(body) or _size(body) > _OFF_LOOP_CHARACTERS
+    return await off_loop_if(heavy, lambda: _prepare(engine, body, tools, asked, request_id, shorten))
 
 
 def _prepare(
@@ -101,7 +108,7 @@ def _prepare(
         max_tokens=body.max_completion_tokens if body.max_tokens is None else body.max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
-        guided=guided,
+        guided=guided or tool_constraint(body),
     )
     notation = parsed_notation(engine, body)
     if notation is not None and needs_special_tokens(notation):
@@ -124,18 +131,6 @@ def check_limits(body: ChatRequest) -> None:
     if 0 in (body.max_tokens, body.max_completion_tokens):
         name = "max_tokens" if body.max_tokens == 0 else "max_completion_tokens"
         raise bad_value(name, 0, "expected at least 1")
-
-
-def _constraint(body: ChatRequest) -> GuidedParams | None:
-    asked, calling = guided_params(body), tool_constraint(body, body.tools or [])
-    if asked is not None and calling is not None:
-        raise ApiError(
-            400,
-            "tool_choice already constrains the output; leave out response_format and guided_*",
-            param="tool_choice",
-            code="invalid_value",
-        )
-    return asked or calling
 
 
 def _size(body: ChatRequest) -> int:

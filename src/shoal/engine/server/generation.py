@@ -3,19 +3,20 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import msgspec
 
 from shoal.engine.errors import EngineDead, InvalidRequest
 from shoal.engine.outputs import RequestOutput
 from shoal.engine.request import EngineRequest
-from shoal.engine.sampling.params import SamplingParams
+from shoal.engine.sampling.params import GuidedParams, SamplingParams
 from shoal.engine.server.errors import ApiError, bad_value, unavailable
 from shoal.engine.server.fields import GenerationRequest
 from shoal.engine.server.parameters import guided_field
 from shoal.engine.server.protocol import ChatRequest
 from shoal.engine.server.state import Engine
+from shoal.engine.server.tool_choice import blamed_tool
 
 log = logging.getLogger("shoal.server")
 
@@ -51,7 +52,15 @@ def prepare(
             kv_transfer=body.kv_transfer_params,
         )
     except InvalidRequest as error:
-        raise _invalid(error, body) from None
+
+        def compiles(guided: GuidedParams) -> bool:
+            try:
+                engine.prepare(prompt, msgspec.structs.replace(params, guided=guided), request_id)
+            except InvalidRequest:
+                return False
+            return True
+
+        raise _invalid(error, body, compiles) from None
     return msgspec.structs.replace(request, text_prompt=text_prompt)
 
 
@@ -73,10 +82,12 @@ def _check_length(limit: int, prompt: int, params: SamplingParams, field: str) -
     )
 
 
-def _invalid(error: InvalidRequest, body: GenerationRequest) -> ApiError:
+def _invalid(error: InvalidRequest, body: GenerationRequest, compiles: Callable[[GuidedParams], bool]) -> ApiError:
     field = error.field
     if field.split(".", 1)[0] == "guided":
-        field = guided_field(body)
+        path = field.removeprefix("guided.json_schema") if field.startswith("guided.json_schema") else ""
+        of_tool = blamed_tool(body, compiles) if isinstance(body, ChatRequest) else None
+        field = f"tools[{of_tool}].function.parameters" if of_tool is not None else guided_field(body, path)
     elif isinstance(body, ChatRequest):
         names = {"prompt": "messages", "logprobs": "top_logprobs"}
         if body.max_completion_tokens is not None:

@@ -89,9 +89,15 @@ def guided_params(body: GenerationRequest) -> GuidedParams | None:
     return found[0][1] if found else None
 
 
-def guided_field(body: GenerationRequest) -> str:
-    """The name under which the body gave its constraint, for error messages."""
-    return next((field for field, guided in _constraints(body) if guided is not None), "response_format")
+def guided_field(body: GenerationRequest, schema_path: str = "") -> str:
+    """Return the name under which the body gave its constraint, for error messages.
+
+    `schema_path` leads on from the root of a schema, as in `.properties.x.type`.
+    """
+    field = next((field for field, guided in _constraints(body) if guided is not None), "response_format")
+    if schema_path and field == "response_format":
+        field = "response_format.json_schema.schema"
+    return field + schema_path
 
 
 def _constraints(body: GenerationRequest) -> list[tuple[str, GuidedParams | None]]:
@@ -119,15 +125,17 @@ def _from_format(body: GenerationRequest) -> GuidedParams | None:
         case JsonObjectFormat():
             return GuidedParams("json_object")
         case JsonSchemaResponseFormat(json_schema=wanted):
-            return _json(wanted.schema) if wanted.schema is not None else GuidedParams("json_object")
+            found = _json(wanted.schema, strict=wanted.strict is True)
+            return found or GuidedParams("json_object")
         case _:
             return None
 
 
-def _json(schema: JsonObject | str | None) -> GuidedParams | None:
+def _json(schema: JsonObject | str | None, *, strict: bool = False) -> GuidedParams | None:
     if schema is None:
         return None
-    return GuidedParams("json_schema", schema if isinstance(schema, str) else msgspec.json.encode(schema).decode())
+    text = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
+    return GuidedParams("json_schema", text, strict)
 
 
 def _text(kind: str, value: str | None) -> GuidedParams | None:
