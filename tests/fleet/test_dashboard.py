@@ -73,6 +73,11 @@ def test_a_single_replica_has_the_same_page(single: Served) -> None:
     # Nothing of it comes from elsewhere.
     assert "http://" not in page.text.replace("http://www.w3.org/2000/svg", "")
     assert "https://" not in page.text
+    # It uses the terms of the metrics, and explains each.
+    for words in ("first token,", "gap", "at the door", "whole answer"):
+        assert words not in page.text
+    for term in ("TTFT", "ITL", "E2E", "queue"):
+        assert re.search(rf"^  {term}: \"", page.text, re.MULTILINE), term
 
 
 def test_the_numbers_need_the_key_where_there_is_one(tiny_folder: Path, tmp_path: Path) -> None:
@@ -92,7 +97,7 @@ def test_the_numbers_need_the_key_where_there_is_one(tiny_folder: Path, tmp_path
 @pytest.mark.parametrize(("name", "width", "height"), [("desktop", 1200, 900), ("phone", 390, 844)])
 def test_in_a_browser(pair: Served, name: str, width: int, height: int, tmp_path: Path) -> None:
     """The picture is kept where SHOAL_SCREENSHOTS says, for people to look at."""
-    for n in range(4):
+    for n in range(24):
         pair.stream(f"request {n}: a prompt that is longer than a block of sixteen tokens", 20)
     with browser_page(width, height) as page:
         errors: list[str] = []
@@ -102,8 +107,17 @@ def test_in_a_browser(pair: Served, name: str, width: int, height: int, tmp_path
         page.wait_for_selector("body[data-shown]", timeout=20_000)
         assert page.inner_text("#status") == "ready"
         assert page.locator("[data-replica]").count() == 2
-        assert page.locator("#decisions tbody tr").count() >= 4
+        assert page.locator("#decisions tbody tr").count() >= 24
         assert page.evaluate("document.documentElement.scrollWidth") <= width, "it scrolls sideways"
+        visible = page.locator("#decisions tbody tr:visible")
+        if name == "phone":
+            assert visible.count() == 8
+            height_of = "document.querySelector('#decisions').getBoundingClientRect().height"
+            assert page.evaluate(height_of) < 1.2 * height, "the list of decisions is longer than a screen"
+            page.click("#more")
+        assert visible.count() >= 24
+        page.locator("#latency [data-tip]", has_text="queue").hover()
+        assert "admission queue" in page.inner_text("#tip")
         folder = Path(os.environ.get("SHOAL_SCREENSHOTS", tmp_path))
         page.screenshot(path=str(folder / f"{name}.png"), full_page=True)
         assert errors == []

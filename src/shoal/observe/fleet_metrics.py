@@ -40,10 +40,10 @@ class FleetMetrics:
 
         self._ttft = histogram("shoal_fleet_time_to_first_token_seconds", "Arrival to first token.", _LATENCY)
         self._gap = histogram(
-            "shoal_fleet_inter_token_latency_seconds", "Gap between tokens, mean of a request.", _GAP
+            "shoal_fleet_inter_token_latency_seconds", "Mean time between tokens, per request.", _GAP
         )
         self._e2e = histogram("shoal_fleet_e2e_request_latency_seconds", "Arrival to the last byte.", _LATENCY)
-        self._queue = histogram("shoal_fleet_queue_seconds", "Waiting at the door for a replica.", _WAIT)
+        self._queue = histogram("shoal_fleet_queue_seconds", "Time in the admission queue.", _WAIT)
         self._requests = counter(
             "shoal_fleet_requests",
             "Requests by how they ended for the client.",
@@ -124,7 +124,7 @@ class _Gauges(Collector):
         gateway = service.gateway
         if gateway is not None:
             yield _single("shoal_fleet_requests_in_flight", "Requests being answered.", gateway.live)
-            yield _single("shoal_fleet_queue_length", "Requests that wait at the door.", gateway.admission.queued)
+            yield _single("shoal_fleet_queue_length", "Requests in the admission queue.", gateway.admission.queued)
         yield _single("shoal_fleet_leases", "Leases held.", registry.ledger.live())
         taken = CounterMetricFamily("shoal_fleet_leases_taken", "Leases ever taken.")
         taken.add_metric([], registry.ledger.taken)

@@ -18,11 +18,11 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
     ttft: Percentiles | None = None
     """Arrival to first token."""
     tpot: Percentiles | None = None
-    """Between tokens, mean of a request."""
+    """Inter-token latency (ITL): mean time between tokens, per request."""
     e2e: Percentiles | None = None
     """Arrival to the end."""
     queue: Percentiles | None = None
-    """Waiting at the door."""
+    """In the admission queue."""
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     """A device is a rank: a GPU, or a share of this machine's cores."""
     running: int = 0
     waiting: int = 0
-    """At the door and inside engines."""
+    """In the admission queue and inside engines."""
     predicted_hit_ratio: float | None = None
     """Prompt tokens that the router expected to be reused."""
     actual_hit_ratio: float | None = None
