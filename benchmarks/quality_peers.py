@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 
 from machine import append, describe
-from shoal.engine.load import LoadedRank, load_worker
 from shoal.engine.models import build_model
 from shoal.engine.models.decoder import CausalLM
 from shoal.engine.models.quantize import quantize_model
@@ -36,6 +35,7 @@ from shoal.engine.options import EngineOptions
 from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.quality import Quality, Scorer, compare, summarize, windows_of
 from shoal.engine.quality_text import passages
+from shoal.engine.ranks.load import LoadedRank, load_worker
 from shoal.engine.sources import resolve_model
 from shoal.engine.text.tokenizer import load_tokenizer
 from shoal.engine.weights import open_weights

@@ -19,7 +19,7 @@ from pathlib import Path
 from expert_balance import write_model
 from machine import append, describe
 from shoal import LLM, SamplingParams
-from shoal.engine.executor_processes import ProcessExecutor
+from shoal.engine.ranks.executor import ProcessExecutor
 from shoal.engine.sources import resolve_model
 from shoal.plan.collectives import step_traffic
 from shoal.specs import load_model_spec

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal import LLM, SamplingParams
-from shoal.engine.executor_processes import ProcessExecutor
 from shoal.engine.outputs import RequestTimings, StepStats
-from shoal.engine.rank import join
-from shoal.engine.rendezvous import Launched
+from shoal.engine.ranks.executor import ProcessExecutor
+from shoal.engine.ranks.rank import join
+from shoal.engine.ranks.rendezvous import LaunchEnv
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ def run(llm: LLM, executor: ProcessExecutor | None, prompts: list[list[int]], ne
 
 
 def main() -> None:
-    launched = Launched.of() if os.environ.get("RANK") else None
+    launched = LaunchEnv.of() if os.environ.get("RANK") else None
     if launched is not None and launched.rank:
         sys.exit(join(launched))
     serve(sys.argv[1], json.loads(sys.argv[2]))

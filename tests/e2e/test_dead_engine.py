@@ -8,8 +8,8 @@ from typing import Any
 
 from e2ekit import eventually, running
 
-from shoal.engine.executor_processes import ProcessExecutor
 from shoal.engine.options import EngineOptions
+from shoal.engine.ranks.executor import ProcessExecutor
 
 
 def test_bug_20_a_dead_engine_says_503_and_ends_what_is_live(tiny_model: Path) -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from shoal.engine.messages import StepCommand
 from shoal.engine.parallel import Mesh
-from shoal.engine.rank import RankWorker
-from shoal.engine.rank_link import Setup
+from shoal.engine.ranks.link import Setup
+from shoal.engine.ranks.rank import RankWorker
 from shoal.policy.batching.plan import SampledSequence, StepResult
 
 FAULT = "SHOAL_TEST_FAULT"

@@ -10,9 +10,9 @@ from typing import Any
 import psutil
 import pytest
 
-from shoal.engine.executor_processes import ProcessExecutor
 from shoal.engine.messages import StepCommand
 from shoal.engine.options import EngineOptions
+from shoal.engine.ranks.executor import ProcessExecutor
 from shoal.policy.batching.plan import ScheduledSequence, StepPlan
 
 HERE = Path(__file__).parent

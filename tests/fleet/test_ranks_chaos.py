@@ -16,10 +16,10 @@ from parity.tiny import MIXTURES, TinyModel
 from shoal.engine import executor_processes
 from shoal.engine.core import EngineCore
 from shoal.engine.errors import EngineDead
-from shoal.engine.executor_processes import ProcessExecutor
 from shoal.engine.load import load_engine
 from shoal.engine.options import EngineOptions
 from shoal.engine.parallel.mesh import MeshSpec
+from shoal.engine.ranks.executor import ProcessExecutor
 from shoal.engine.sampling.params import SamplingParams
 
 TIMEOUT = 3.0

@@ -92,7 +92,7 @@ def test_a_stage_may_compute_for_longer_than_the_rank_timeout(monkeypatch: pytes
 _PARENT = """
 import sys, time
 from pathlib import Path
-from shoal.engine.executor_processes import ProcessExecutor
+from shoal.engine.ranks.executor import ProcessExecutor
 from shoal.engine.options import EngineOptions
 print("starting", flush=True)
 executor = ProcessExecutor.start(

@@ -9,21 +9,21 @@ import pytest
 from rank_kit import expose_workers
 
 from shoal.engine.errors import InvalidOption
-from shoal.engine.rendezvous import Launched
+from shoal.engine.ranks.rendezvous import LaunchEnv
 
 PROGRAM = """
 import sys
 from pathlib import Path
 from shoal.engine.errors import EngineDead
-from shoal.engine.executor_processes import ProcessExecutor
+from shoal.engine.ranks.executor import ProcessExecutor
 from shoal.engine.messages import StepCommand
 from shoal.engine.options import EngineOptions
-from shoal.engine.rank import join
-from shoal.engine.rendezvous import Launched
+from shoal.engine.ranks.rank import join
+from shoal.engine.ranks.rendezvous import LaunchEnv
 from rank_kit import command, entry
 from rank_workers import expected_checksum
 
-launched = Launched.of()
+launched = LaunchEnv.of()
 if launched.rank:
     sys.exit(join(launched))
 options = EngineOptions(model="none", tp=2, threads=1, rendezvous="env", rank_timeout=3.0)
@@ -100,9 +100,9 @@ def test_a_launched_rank_that_dies_is_named(monkeypatch: pytest.MonkeyPatch, no_
 
 def test_what_the_launcher_did_not_say_is_named() -> None:
     with pytest.raises(InvalidOption, match="sets WORLD_SIZE, MASTER_PORT"):
-        Launched.of({"RANK": "0", "MASTER_ADDR": "here"})
+        LaunchEnv.of({"RANK": "0", "MASTER_ADDR": "here"})
     said = {"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
     with pytest.raises(InvalidOption, match=r"RANK=2 .* 0 to WORLD_SIZE - 1 = 1"):
-        Launched.of(said)
+        LaunchEnv.of(said)
     with pytest.raises(InvalidOption, match="MASTER_PORT='x'"):
-        Launched.of({**said, "MASTER_PORT": "x"})
+        LaunchEnv.of({**said, "MASTER_PORT": "x"})

@@ -1,5 +1,5 @@
-"""Ranks forked from the tests' own process: what they do is what `python -m shoal.engine.rank` does, without the
-seconds that each takes to import PyTorch. For tests that start hundreds.
+"""Ranks forked from the tests' own process: what they do is what `python -m shoal.engine.ranks.rank` does,
+without the seconds that each takes to import PyTorch. For tests that start hundreds.
 """
 
 import contextlib
@@ -14,10 +14,10 @@ from typing import cast
 
 import pytest
 
-from shoal.engine import rank_processes
-from shoal.engine.rank import main
-from shoal.engine.rank_link import ExecutorEnd, RankEnd
-from shoal.engine.rank_processes import Launch
+from shoal.engine.ranks import processes as rank_processes
+from shoal.engine.ranks.link import ExecutorEnd, RankEnd
+from shoal.engine.ranks.processes import RankSpec
+from shoal.engine.ranks.rank import main
 
 
 def fork_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +52,7 @@ class Forked:
             os.kill(self.pid, number)
 
 
-def _start(launch: Launch, send_timeout: float) -> "tuple[subprocess.Popen[bytes], ExecutorEnd]":
+def _start(launch: RankSpec, send_timeout: float) -> "tuple[subprocess.Popen[bytes], ExecutorEnd]":
     ours, theirs = socket.socketpair()
     link = ExecutorEnd(ours, send_timeout)
     pid = os.fork()

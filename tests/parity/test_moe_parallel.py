@@ -20,7 +20,7 @@ from parity.parallelkit import GREEDY, NEW, RANDOM, Drive, Expected, assert_logp
 from parity.tiny import MIXTURES
 from shoal import LLM
 from shoal.engine.errors import InvalidOption
-from shoal.engine.executor_processes import ProcessExecutor
+from shoal.engine.ranks.executor import ProcessExecutor
 from shoal.specs.errors import SpecError
 
 BY_NAME = {tiny.name: tiny for tiny in MIXTURES}

@@ -15,7 +15,7 @@ from parity.enginekit import greedy
 from parity.parallelkit import GREEDY, NEW, RANDOM, Drive, Expected, assert_logprobs, expected, label, starting
 from parity.tiny import ARCHITECTURES
 from shoal import LLM
-from shoal.engine.executor_processes import ProcessExecutor
+from shoal.engine.ranks.executor import ProcessExecutor
 
 BY_NAME = {tiny.name: tiny for tiny in ARCHITECTURES}
 MODELS = ("llama", "mistral-window", "qwen2", "qwen3", "gemma3")

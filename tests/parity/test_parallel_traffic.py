@@ -7,8 +7,8 @@ import pytest
 from parity.enginekit import greedy, save_engine_checkpoint
 from parity.tiny import VOCAB, TinyModel
 from shoal import LLM
-from shoal.engine.executor_processes import ProcessExecutor
 from shoal.engine.parallel.placement import stage_layers
+from shoal.engine.ranks.executor import ProcessExecutor
 from shoal.plan.collectives import Traffic, step_traffic
 from shoal.specs import load_model_spec
 

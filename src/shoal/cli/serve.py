@@ -170,12 +170,12 @@ def _join_unless_serving(engine: EngineOptions, replicas: int) -> None:
     Before a port is bound: every process of the launch has the same command line, and one host may run several.
     """
     from shoal.engine.errors import InvalidOption
-    from shoal.engine.rank import join
-    from shoal.engine.rendezvous import Launched
+    from shoal.engine.ranks.rank import join
+    from shoal.engine.ranks.rendezvous import LaunchEnv
 
     if replicas > 1:
         raise InvalidOption("rendezvous", engine.rendezvous, "local with more than one replica")
-    launched = Launched.of()
+    launched = LaunchEnv.of()
     if launched.world != engine.mesh.world:
         accepted = f"dp·pp·cp·tp = {engine.mesh.world}, the ranks of this mesh"
         raise InvalidOption("WORLD_SIZE", launched.world, accepted)

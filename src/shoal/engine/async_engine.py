@@ -217,7 +217,7 @@ class AsyncEngine:
         """The engine thread: commands first, then a step, for as long as there is either."""
         core = self._core
         try:
-            while self._obey(block=not core.has_work()):
+            while self._run_commands(block=not core.has_work()):
                 if core.has_work():
                     self._publish(core.step())
         except Exception as error:
@@ -227,7 +227,7 @@ class AsyncEngine:
         finally:
             core.close()
 
-    def _obey(self, block: bool) -> bool:
+    def _run_commands(self, block: bool) -> bool:
         """Run the commands that are waiting; False when told to stop."""
         while True:
             try:

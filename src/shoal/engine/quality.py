@@ -19,9 +19,9 @@ from torch import Tensor
 from shoal.engine.batch import SequenceRows, build_batch
 from shoal.engine.errors import InvalidOption
 from shoal.engine.kv.cache import KvCache
-from shoal.engine.load import LoadedRank, cache_dtype, load_worker
 from shoal.engine.options import EngineOptions
 from shoal.engine.parallel.mesh import Mesh
+from shoal.engine.ranks.load import LoadedRank, cache_dtype, load_worker
 from shoal.engine.sources import resolve_model
 from shoal.engine.text.tokenizer import Tokenizer, load_tokenizer
 from shoal.specs import load_model_spec

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.engine.heartbeat import BeatBoard, Lateness, Wait
 from shoal.engine.parallel.shm_layout import anonymous_segment
+from shoal.engine.ranks.heartbeat import BeatBoard, Lateness, Wait
 
 LOCK_STEP = 1 << 31
 

@@ -22,7 +22,7 @@ from shoal.engine.parallel.mesh import GROUP_AXES, GroupAxis, Mesh
 from shoal.engine.parallel.traffic import TrafficCounters
 
 if TYPE_CHECKING:
-    from shoal.engine.rank_link import Setup
+    from shoal.engine.ranks.link import Setup
 
 T = TypeVar("T")
 

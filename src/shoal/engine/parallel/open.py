@@ -11,7 +11,7 @@ from shoal.engine.parallel.shm_layout import SegmentLayout
 from shoal.engine.parallel.traffic import TrafficCounters
 
 if TYPE_CHECKING:
-    from shoal.engine.rank_link import Setup
+    from shoal.engine.ranks.link import Setup
 
 LOCK_STEP_AXES = frozenset({"tp", "cp", "ep", "etp"})
 """Axes whose ranks have equal shares of each layer, so that nobody waits long unless something is wrong."""

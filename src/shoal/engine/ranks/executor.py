@@ -24,8 +24,8 @@ from shoal.engine.messages import StepCommand
 from shoal.engine.options import EngineOptions
 from shoal.engine.parallel.mesh import MeshSpec
 from shoal.engine.parallel.traffic import Volume
-from shoal.engine.rank_launch import Launches
-from shoal.engine.rank_link import (
+from shoal.engine.ranks.launch import RankLauncher
+from shoal.engine.ranks.link import (
     Allocate,
     Done,
     Execute,
@@ -37,14 +37,14 @@ from shoal.engine.rank_link import (
     Reported,
     frame,
 )
-from shoal.engine.rank_processes import Failure, RankProcesses
+from shoal.engine.ranks.processes import Failure, RankProcesses
 from shoal.policy.batching.plan import StepResult
 from shoal.policy.experts import LayerLoad, add_loads
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-WORKER = "shoal.engine.rank:load"
+WORKER = "shoal.engine.ranks.rank:load"
 """module:function that prepares a rank's worker."""
 LOADING_SECONDS = 3600.0
 """Deadline of the whole start-up: a very large model on a slow disk."""
@@ -164,7 +164,7 @@ class ProcessExecutor:
     # Start-up
 
     def _launch(self, model_path: Path, cores: int, worker: str) -> None:
-        with Launches(self._options, self.mesh, model_path, cores=cores, worker=worker) as launches:
+        with RankLauncher(self._options, self.mesh, model_path, cores=cores, worker=worker) as launches:
             self._store = launches.store
             self._processes = RankProcesses(
                 launches.ranks, launches.board, self._on_message, self._on_failure, self._overdue

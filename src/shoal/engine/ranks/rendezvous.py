@@ -33,7 +33,7 @@ _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
+class LaunchEnv:
     """What the launcher told this process."""
 
     rank: int
@@ -46,7 +46,7 @@ class Launched:
     """The launcher itself holds the store at host:port; otherwise the process of rank 0 does."""
 
     @classmethod
-    def of(cls, environ: Mapping[str, str] = os.environ) -> Launched:
+    def of(cls, environ: Mapping[str, str] = os.environ) -> LaunchEnv:
         """Raises InvalidOption naming the variables that are missing or wrong."""
         missing = [name for name in _NEEDED if not environ.get(name)]
         if missing:
@@ -73,7 +73,7 @@ class Launched:
         return f"{self.host}:{self.port}"
 
 
-def open_store(launched: Launched, serve: bool) -> Store:
+def open_store(launched: LaunchEnv, serve: bool) -> Store:
     """The store of this run; `serve` hosts it here. Raises EngineError when it cannot be reached."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -92,7 +92,7 @@ def open_store(launched: Launched, serve: bool) -> Store:
     return store
 
 
-def await_ranks(launched: Launched, store: Store, deadline: float) -> dict[int, socket.socket]:
+def await_ranks(launched: LaunchEnv, store: Store, deadline: float) -> dict[int, socket.socket]:
     """Publish an address and wait until every other rank has connected; sockets by rank.
 
     `deadline` is on the monotonic clock. Raises EngineError naming the ranks that did not come.
@@ -133,7 +133,7 @@ def _greet(sock: socket.socket, secret: bytes, found: dict[int, socket.socket], 
         sock.close()
 
 
-def connect_rank(launched: Launched) -> socket.socket:
+def connect_rank(launched: LaunchEnv) -> socket.socket:
     """Find the serving process and connect to it as this rank. Raises EngineError when it cannot be reached."""
     store = open_store(launched, serve=False)
     try:

@@ -1,7 +1,7 @@
 """One rank: a process that holds a shard, executes step plans and decides nothing.
 
-    python -m shoal.engine.rank FD        started by the executor, with one end of a socket pair
-    join(Launched.of())                   started by a launcher, with RANK and its like in the environment
+    python -m shoal.engine.ranks.rank FD        started by the executor, with one end of a socket pair
+    join(LaunchEnv.of())                   started by a launcher, with RANK and its like in the environment
 
 The main thread reads a command, executes it, answers. A second thread beats, and ends the process at once when the
 executor is gone, whatever the main thread is in the middle of.
@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from shoal.engine.errors import EngineError
-from shoal.engine.heartbeat import BeatBoard
 from shoal.engine.machine import usable_cores
 from shoal.engine.messages import StepCommand
 from shoal.engine.parallel.group import CollectiveTimeout
 from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.parallel.open import open_mesh
-from shoal.engine.rank_link import (
+from shoal.engine.ranks.heartbeat import BeatBoard
+from shoal.engine.ranks.link import (
     Allocate,
     Beat,
     Done,
@@ -45,7 +45,7 @@ from shoal.engine.rank_link import (
     Setup,
     Stop,
 )
-from shoal.engine.rendezvous import Launched, connect_rank
+from shoal.engine.ranks.rendezvous import LaunchEnv, connect_rank
 from shoal.policy.batching.plan import StepResult
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class RankWorker(Protocol):
 
 
 class PreparedRank(Protocol):
-    """A rank that has loaded and has no KV memory yet; `engine.load.LoadedRank` is one."""
+    """A rank that has loaded and has no KV memory yet; `engine.ranks.load.LoadedRank` is one."""
 
     @property
     def budget(self) -> KvBudget: ...
@@ -82,7 +82,7 @@ def load(setup: Setup, mesh: Mesh) -> PreparedRank:
     """This rank's share of the model."""
     import torch
 
-    from shoal.engine.load import load_worker
+    from shoal.engine.ranks.load import load_worker
     from shoal.engine.sampling.guided import GuidedCompiler
     from shoal.engine.sources import resolve_model
     from shoal.engine.text.tokenizer import load_tokenizer
@@ -193,7 +193,7 @@ def _own_threads() -> int:
     return max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
 
 
-def join(launched: Launched) -> int:
+def join(launched: LaunchEnv) -> int:
     """Be the rank that the launcher made this process; returns its exit code when the replica has ended.
 
     Raises EngineError when rank 0 cannot be reached.

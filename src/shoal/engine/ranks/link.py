@@ -49,7 +49,7 @@ class Setup(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """More ranks than cores: waiting never spins."""
     parent: int | None = None
     """Process that this rank must not outlive."""
-    worker: str = "shoal.engine.rank:load"
+    worker: str = "shoal.engine.ranks.rank:load"
     """module:function that prepares the rank's worker."""
 
 

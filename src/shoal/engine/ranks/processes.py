@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.engine import QUIET_OPENMP
-from shoal.engine.heartbeat import BeatBoard, Lateness
-from shoal.engine.rank_link import Beat, ExecutorEnd, Failed, FromRank, LinkClosed, Setup, Stop, frame
+from shoal.engine.ranks.heartbeat import BeatBoard, Lateness
+from shoal.engine.ranks.link import Beat, ExecutorEnd, Failed, FromRank, LinkClosed, Setup, Stop, frame
 
 log = logging.getLogger("shoal.engine.ranks")
 
@@ -31,7 +31,7 @@ LOADING_SILENCE = 120.0
 interpreter for long on a slow disk."""
 _SHARE = 0.8
 """Of rank_timeout after which a rank counts as failed: the rest is for noticing, killing and telling."""
-_GOODBYE_SECONDS = 2.0
+_STOP_SECONDS = 2.0
 """How long ranks get to end in good order."""
 _REAP_SECONDS = 5.0
 
@@ -57,7 +57,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class RankSpec:
     """How to start one rank."""
 
     setup: Setup
@@ -77,7 +77,7 @@ class RankProcesses:
 
     def __init__(
         self,
-        launches: Sequence[Launch],
+        launches: Sequence[RankSpec],
         board: BeatBoard,
         on_message: Callable[[int, FromRank], None],
         on_failure: Callable[[Failure], None],
@@ -96,7 +96,7 @@ class RankProcesses:
         self._spawned: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._failure: Failure | None = None
-        self._judged = False
+        self._observed_state = False
         self.serving = False
         """Ranks have loaded: from now on silence and lateness are failures."""
         self._wake, self._awake = socket.socketpair()
@@ -129,7 +129,7 @@ class RankProcesses:
         with contextlib.suppress(OSError):
             self._wake.send(b"x")
         if self._thread.is_alive():
-            self._thread.join(_GOODBYE_SECONDS + 2 * _REAP_SECONDS)
+            self._thread.join(_STOP_SECONDS + 2 * _REAP_SECONDS)
 
     def _run(self) -> None:
         try:
@@ -145,9 +145,9 @@ class RankProcesses:
             except Exception as error:
                 log.exception("watching the ranks failed")
                 self._fail(f"watching the ranks failed: {type(error).__name__}")
-            # Ranks that are still loading would not hear a farewell.
+            # Ranks that are still loading do not read a stop message.
             if self._failure is None and self.serving:
-                self._goodbye()
+                self._request_stop()
         finally:
             self._kill()
             self._wake.close()
@@ -195,7 +195,7 @@ class RankProcesses:
                 continue
             if isinstance(message, Failed):
                 log.debug("%s failed:\n%s", rank.name, message.traceback)
-                self._fail(self._worded(rank, message), message.kind)
+                self._fail(self._format_failure(rank, message), message.kind)
                 return
             self._on_message(index, message)
 
@@ -203,9 +203,9 @@ class RankProcesses:
         for index, rank in enumerate(self._ranks):
             beats = rank.beats if rank.process is None else self._board.beats(index)
             lateness.observe(index, beats, self._board.wait(index), now)
-        if self.serving != self._judged:
+        if self.serving != self._observed_state:
             # What a rank did while it loaded says nothing about how it serves.
-            self._judged = self.serving
+            self._observed_state = self.serving
             lateness.forgive(now)
         if not self.serving:
             if (quiet := lateness.silent(LOADING_SILENCE, now)) is not None:
@@ -232,31 +232,31 @@ class RankProcesses:
             return "closed its link"
         return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
-    def _worded(self, rank: _Rank, failed: Failed) -> str:
+    def _format_failure(self, rank: _Rank, failed: Failed) -> str:
         if failed.missing is None:
             return f"{rank.name} failed: {failed.message}"
         return f"{self._ranks[failed.missing].name} did not come: {rank.name} says {failed.message}"
 
     def _fail(self, reason: str, kind: str | None = None) -> None:
         self._failure = Failure(reason, kind)
-        self._strike()
+        self._send_sigkill()
         self._on_failure(self._failure)
         self._kill()
 
-    def _goodbye(self) -> None:
+    def _request_stop(self) -> None:
         """Ask all to stop and give them a moment."""
-        farewell = frame(Stop())
+        stop = frame(Stop())
         for index in range(len(self._ranks)):
             with contextlib.suppress(LinkClosed):
                 self._ranks[index].link.sock.settimeout(0.1)
-                self.send(index, farewell)
-        deadline = time.monotonic() + _GOODBYE_SECONDS
+                self.send(index, stop)
+        deadline = time.monotonic() + _STOP_SECONDS
         for rank in self._ranks:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 if rank.process is not None:
                     rank.process.wait(max(0.0, deadline - time.monotonic()))
 
-    def _strike(self) -> None:
+    def _send_sigkill(self) -> None:
         """Kill what still runs. A stopped process dies of SIGKILL too."""
         for rank in self._ranks:
             if rank.process is not None and rank.process.poll() is None:
@@ -265,7 +265,7 @@ class RankProcesses:
 
     def _kill(self) -> None:
         """End what still runs, reap it and close its link."""
-        self._strike()
+        self._send_sigkill()
         for rank in self._ranks:
             try:
                 if rank.process is not None:
@@ -278,13 +278,13 @@ class RankProcesses:
                 launch.sock.close()
 
 
-def _start(launch: Launch, send_timeout: float) -> tuple[subprocess.Popen[bytes], ExecutorEnd]:
+def _start(launch: RankSpec, send_timeout: float) -> tuple[subprocess.Popen[bytes], ExecutorEnd]:
     ours, theirs = socket.socketpair()
     link = ExecutorEnd(ours, send_timeout)
     with theirs:
         try:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "shoal.engine.rank", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "shoal.engine.ranks.rank", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(), *launch.fds),
                 stdin=subprocess.DEVNULL,
                 # Away from the terminal's process group: Ctrl-C is the parent's to handle.

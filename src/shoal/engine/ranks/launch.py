@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from shoal.engine.errors import EngineError, InvalidOption
-from shoal.engine.heartbeat import BeatBoard
 from shoal.engine.options import EngineOptions
 from shoal.engine.parallel.mesh import MeshSpec
 from shoal.engine.parallel.open import shared_memory_axes
 from shoal.engine.parallel.shm import backend
 from shoal.engine.parallel.shm_layout import anonymous_segment
-from shoal.engine.rank_link import Setup
-from shoal.engine.rank_processes import Launch
-from shoal.engine.rendezvous import JOIN_SECONDS, Launched, await_ranks, open_store
+from shoal.engine.ranks.heartbeat import BeatBoard
+from shoal.engine.ranks.link import Setup
+from shoal.engine.ranks.processes import RankSpec
+from shoal.engine.ranks.rendezvous import JOIN_SECONDS, LaunchEnv, await_ranks, open_store
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -36,7 +36,7 @@ def collectives_of(options: EngineOptions) -> str:
     return "gloo" if options.rendezvous == "env" or backend().kind == "none" else "shm"
 
 
-class Launches:
+class RankLauncher:
     """The ranks of a replica, ready to be started.
 
     Leaving the context closes the descriptors, which ranks that have been started hold themselves by then; on an
@@ -93,16 +93,16 @@ class Launches:
         )
         self.ranks = [self._launch(common, rank, segments[rank]) for rank in range(mesh.world)]
 
-    def _launch(self, common: Setup, rank: int, segments: dict[str, int]) -> Launch:
+    def _launch(self, common: Setup, rank: int, segments: dict[str, int]) -> RankSpec:
         name = self._mesh.describe(rank)
         setup = msgspec.structs.replace(common, rank=rank, segments=segments)
         if rank in self._remote:
             # What only means something on this host is left out.
             threads = self._options.threads or 0
             setup = msgspec.structs.replace(setup, model_path="", threads=threads, board=None, parent=None)
-            return Launch(setup, name, sock=self._remote[rank])
+            return RankSpec(setup, name, sock=self._remote[rank])
         assert common.board is not None
-        return Launch(setup, name, (common.board, *segments.values()))
+        return RankSpec(setup, name, (common.board, *segments.values()))
 
     def _share_memory(self, segments: list[dict[str, int]]) -> None:
         for axis, members, size in shared_memory_axes(self._mesh):
@@ -115,8 +115,8 @@ class Launches:
         self._held.append(fd)
         return fd
 
-    def _rendezvous(self) -> Launched:
-        launched = Launched.of()
+    def _rendezvous(self) -> LaunchEnv:
+        launched = LaunchEnv.of()
         if launched.world != self._mesh.world:
             accepted = f"dp·pp·cp·tp = {self._mesh.world}, the ranks of this mesh"
             raise InvalidOption("WORLD_SIZE", launched.world, accepted)
