@@ -80,6 +80,7 @@ class ScriptEngine:
         self.healthy = True
         self.answer = "Hello, wörld!"
         self.finish_reason = "stop"
+        self.stop_reason: str | None = None
         self.error: str | None = None
         self.pause = 0.0
         self.hold_first = False
@@ -175,6 +176,7 @@ class ScriptEngine:
                 if params.logprobs is not None
                 else (),
                 finish_reason=("length" if limit < len(tokens) else self.finish_reason) if last else None,
+                stop_reason=self.stop_reason if last else None,
                 prompt_tokens=len(prompt),
                 cached_tokens=2,
                 prompt_logprobs=asked if place == 0 else (),

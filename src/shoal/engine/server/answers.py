@@ -107,6 +107,7 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
 class Delta(msgspec.Struct, frozen=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 

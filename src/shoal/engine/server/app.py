@@ -19,8 +19,13 @@ from shoal.engine.server.bodies import read_json
 from shoal.engine.server.connection import while_connected
 from shoal.engine.server.context import ApiKey, RequestContext, log_access, request_id_of
 from shoal.engine.server.errors import JSON_TYPE, ApiError, error_response
+from shoal.engine.server.messages import endpoint as messages
+from shoal.engine.server.messages.request import CountTokensRequest, MessagesRequest
 from shoal.engine.server.openapi import document
 from shoal.engine.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from shoal.engine.server.responses import endpoint as responses
+from shoal.engine.server.responses.answers import DeletedResponse
+from shoal.engine.server.responses.request import ResponsesRequest
 from shoal.engine.server.state import ServerState
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -72,6 +77,31 @@ class Routes:
         answer = completions.respond(self._state.engine(), body, request_id_of(request.scope))
         return await while_connected(request.receive, answer)
 
+    async def responses(self, request: Request) -> ASGIApp:
+        body = await self._body(request, ResponsesRequest)
+        self._state.check_model(body.model)
+        answer = responses.respond(self._state.engine(), self._state.responses, body, request_id_of(request.scope))
+        return await while_connected(request.receive, answer)
+
+    async def response(self, request: Request) -> ASGIApp:
+        return json_response(self._state.responses.get(request.path_params["response_id"]).response)
+
+    async def delete_response(self, request: Request) -> ASGIApp:
+        response_id = request.path_params["response_id"]
+        self._state.responses.delete(response_id)
+        return json_response(DeletedResponse(response_id))
+
+    async def messages(self, request: Request) -> ASGIApp:
+        body = await self._body(request, MessagesRequest)
+        self._state.check_model(body.model)
+        answer = messages.respond(self._state.engine(), body, request_id_of(request.scope))
+        return await while_connected(request.receive, answer)
+
+    async def count_tokens(self, request: Request) -> ASGIApp:
+        body = await self._body(request, CountTokensRequest)
+        self._state.check_model(body.model)
+        return json_response(await asyncio.to_thread(messages.count_tokens, self._state.engine(), body))
+
     async def tokenize(self, request: Request) -> ASGIApp:
         body = await self._body(request, TokenizeRequest)
         self._state.check_model(body.model)
@@ -117,12 +147,12 @@ async def _http_error(request: Request, error: Exception) -> Response:
         message, code = f"there is nothing at {request.url.path[:200]}; see /openapi.json", "not_found"
     else:
         message, code = HTTPStatus(error.status_code).phrase, "http_error"
-    return error_response(ApiError(error.status_code, message, code=code, headers=headers))
+    return error_response(ApiError(error.status_code, message, code=code, headers=headers), request.scope)
 
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error_response(error)
+    return error_response(error, request.scope)
 
 
 def build_app(state: ServerState, pages: Sequence[BaseRoute] = ()) -> Starlette:
@@ -134,6 +164,11 @@ def build_app(state: ServerState, pages: Sequence[BaseRoute] = ()) -> Starlette:
     table = [
         Route("/v1/chat/completions", routes.chat, methods=["POST"]),
         Route("/v1/completions", routes.completions, methods=["POST"]),
+        Route("/v1/responses", routes.responses, methods=["POST"]),
+        Route("/v1/responses/{response_id}", routes.response, methods=["GET"]),
+        Route("/v1/responses/{response_id}", routes.delete_response, methods=["DELETE"]),
+        Route("/v1/messages", routes.messages, methods=["POST"]),
+        Route("/v1/messages/count_tokens", routes.count_tokens, methods=["POST"]),
         Route("/v1/models", routes.models, methods=["GET"]),
         Route("/v1/models/{model:path}", routes.model, methods=["GET"]),
         Route("/tokenize", routes.tokenize, methods=["POST"]),

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from shoal.engine.server.errors import ApiError, error_json, shutting_down
+from shoal.engine.server.errors import ApiError, ErrorBody, error_json, shutting_down
 
 T = TypeVar("T")
 
@@ -46,15 +46,27 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         await _end(task, watcher)
 
 
+def _error_event(body: ErrorBody) -> bytes:
+    return b"data: " + error_json(body) + b"\n\n"
+
+
 class EventStream:
     """A response of server-sent events.
 
     The status line waits for the first event, so that whatever fails before it has its own HTTP status and can be
-    tried elsewhere. A failure after it becomes an `error` event, and the stream ends without `[DONE]`.
+    tried elsewhere. A failure after it becomes the event that `on_error` makes of it, and the stream ends without
+    its API's closing event.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None], *, stall_seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        *,
+        on_error: Callable[[ErrorBody], bytes] = _error_event,
+        stall_seconds: float | None = None,
+    ) -> None:
         self._events = events
+        self._on_error = on_error
         self._stall = STALL_SECONDS if stall_seconds is None else stall_seconds
         self._started = False
         self._sending_since: float | None = None
@@ -71,7 +83,7 @@ class EventStream:
         except asyncio.CancelledError:
             await _end(sender)
             if self._started:
-                await self._send(send, b"data: " + error_json(shutting_down().body) + b"\n\n")
+                await self._send(send, self._on_error(shutting_down().body))
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
             raise
         finally:
@@ -89,7 +101,7 @@ class EventStream:
             except ApiError as error:
                 if not self._started:
                     raise
-                await self._send(send, b"data: " + error_json(error.body) + b"\n\n")
+                await self._send(send, self._on_error(error.body))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send, event: bytes) -> None:

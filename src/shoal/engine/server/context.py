@@ -7,7 +7,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal.engine.server.connection import ClientGone
-from shoal.engine.server.errors import ApiError, error_response, internal_error, shutting_down
+from shoal.engine.server.errors import ApiError, error_response, internal_error, is_messages_path, shutting_down
 from shoal.engine.server.metrics import ServerMetrics
 
 log = logging.getLogger("shoal.server")
@@ -55,11 +55,14 @@ class ApiKey:
     def __repr__(self) -> str:
         return "ApiKey(…)"
 
-    def accepts(self, header: bytes) -> bool:
-        """Compare in constant time; `header` is the raw Authorization header."""
-        scheme, _, token = header.partition(b" ")
-        given = hashlib.sha256(token.strip()).digest()
-        return hmac.compare_digest(given, self._digest) and scheme.lower() == b"bearer"
+    def accepts(self, authorization: bytes, x_api_key: bytes = b"") -> bool:
+        """Compare the raw values of the two headers that may hold a key in constant time; one is enough."""
+        scheme, _, token = authorization.partition(b" ")
+        bearer = self._equals(token) and scheme.lower() == b"bearer"
+        return self._equals(x_api_key) or bearer
+
+    def _equals(self, token: bytes) -> bool:
+        return hmac.compare_digest(hashlib.sha256(token.strip()).digest(), self._digest)
 
 
 class RequestContext:
@@ -96,7 +99,11 @@ class RequestContext:
             nonlocal status, sent
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                answered = MutableHeaders(scope=message)
+                answered["x-request-id"] = request_id
+                if is_messages_path(scope["path"]):
+                    # Where Anthropic's clients look for it.
+                    answered["request-id"] = request_id
             elif message["type"] == "http.response.body":
                 sent += len(message.get("body", b""))
             await send(message)
@@ -106,31 +113,33 @@ class RequestContext:
         assert task is not None
         self._live.add(task)
         try:
-            self._authorize(scope["path"], headers.get(b"authorization", b""))
+            self._authorize(scope["path"], headers)
             await self._app(scope, receive, tagged)
         except ApiError as error:
-            await error_response(error)(scope, receive, tagged)
+            await error_response(error, scope)(scope, receive, tagged)
         except ClientGone:
             status = CLIENT_CLOSED
         except asyncio.CancelledError:
             # Only the shutdown cancels requests, when their time to end is over (`ServerState.cancel_requests`).
             if not status:
-                await error_response(shutting_down())(scope, receive, tagged)
+                await error_response(shutting_down(), scope)(scope, receive, tagged)
         except Exception:
             log.exception("request %s failed: %s %s", request_id, scope["method"], scope["path"])
             if not status:
-                await error_response(internal_error(request_id))(scope, receive, tagged)
+                await error_response(internal_error(request_id), scope)(scope, receive, tagged)
         finally:
             self._live.discard(task)
             self._metrics.http_in_flight.dec()
             self._record(scope, request_id, status or CLIENT_CLOSED, time.monotonic() - started, sent)
 
-    def _authorize(self, path: str, header: bytes) -> None:
-        if self._api_key is None or path in _OPEN_PATHS or self._api_key.accepts(header):
+    def _authorize(self, path: str, headers: Mapping[bytes, bytes]) -> None:
+        if self._api_key is None or path in _OPEN_PATHS:
+            return
+        if self._api_key.accepts(headers.get(b"authorization", b""), headers.get(b"x-api-key", b"")):
             return
         raise ApiError(
             401,
-            "a valid API key is required: send `Authorization: Bearer KEY`",
+            "a valid API key is required: send `Authorization: Bearer KEY` or `x-api-key: KEY`",
             kind="authentication_error",
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},

@@ -1,9 +1,13 @@
-"""Errors in OpenAI's shape (`message`, `type`, `param`, `code`), naming the field and what is accepted."""
+"""Errors in OpenAI's shape (`message`, `type`, `param`, `code`), naming the field and what is accepted.
+
+Under `/v1/messages` they are sent in Anthropic's shape.
+"""
 
 from collections.abc import Mapping
 
 import msgspec
 from starlette.responses import Response
+from starlette.types import Scope
 
 JSON_TYPE = "application/json"
 
@@ -17,6 +21,33 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 class ErrorResponse(msgspec.Struct, frozen=True):
     error: ErrorBody
+
+
+class MessagesErrorBody(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+
+
+class MessagesErrorResponse(msgspec.Struct, frozen=True):
+    """Anthropic's shape of an error; also the data of an `error` event."""
+
+    error: MessagesErrorBody
+    request_id: str | None = None
+    type: str = "error"
+
+
+MESSAGES_PATH = "/v1/messages"
+_MESSAGES_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Anthropic's `error.type` by status; below 500 all others are `invalid_request_error`, above `api_error`."""
 
 
 class ApiError(Exception):
@@ -36,6 +67,21 @@ class ApiError(Exception):
         self.status = status
         self.body = ErrorBody(message=message, type=kind, param=param, code=code)
         self.headers = dict(headers or {})
+
+    def renamed(self, names: Mapping[str, str]) -> "ApiError":
+        """The same error for a client that knows the field by another name."""
+        old = self.body.param
+        head, dot, rest = (old or "").partition(".")
+        if old is None or head not in names:
+            return self
+        new = names[head] + dot + rest
+        message = self.body.message
+        if message.startswith(f"{old}:"):
+            message = new + message[len(old) :]
+        error = ApiError(
+            self.status, message, kind=self.body.type, param=new, code=self.body.code, headers=self.headers
+        )
+        return error
 
 
 def bad_value(field: str, value: object, accepted: str) -> ApiError:
@@ -63,12 +109,26 @@ def internal_error(request_id: str) -> ApiError:
     )
 
 
-def error_response(error: ApiError) -> Response:
-    return Response(error_json(error.body), status_code=error.status, media_type=JSON_TYPE, headers=error.headers)
+def error_response(error: ApiError, scope: Scope) -> Response:
+    """The error in the shape of the API that `scope` was sent to."""
+    body = error_json(error.body)
+    if is_messages_path(scope["path"]):
+        body = messages_error_json(error.status, error.body.message, scope.get("state", {}).get("request_id"))
+    return Response(body, status_code=error.status, media_type=JSON_TYPE, headers=error.headers)
 
 
 def error_json(body: ErrorBody) -> bytes:
     return msgspec.json.encode(ErrorResponse(body))
+
+
+def is_messages_path(path: str) -> bool:
+    return path == MESSAGES_PATH or path.startswith(MESSAGES_PATH + "/")
+
+
+def messages_error_json(status: int, message: str, request_id: str | None) -> bytes:
+    """An error in Anthropic's shape."""
+    kind = _MESSAGES_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return msgspec.json.encode(MessagesErrorResponse(MessagesErrorBody(kind, message), request_id))
 
 
 def shown(value: object, limit: int = 80) -> str:

@@ -6,8 +6,12 @@ import msgspec
 
 from shoal import __version__
 from shoal.engine.server.answers import ChatCompletion, Completion
-from shoal.engine.server.errors import ErrorResponse
+from shoal.engine.server.errors import ErrorResponse, MessagesErrorResponse
+from shoal.engine.server.messages.answers import MessageObject, TokensCounted
+from shoal.engine.server.messages.request import CountTokensRequest, MessagesRequest
 from shoal.engine.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from shoal.engine.server.responses.answers import DeletedResponse, ResponseObject
+from shoal.engine.server.responses.request import ResponsesRequest
 from shoal.engine.server.text import Detokenized, Tokenized
 
 Json = dict[str, Any]
@@ -49,14 +53,20 @@ def fleet_document() -> Json:
 def document() -> Json:
     """The document as plain JSON values."""
     types = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+    others = (ResponsesRequest, MessagesRequest, CountTokensRequest)
     answers = (ChatCompletion, Completion, Tokenized, Detokenized, ErrorResponse)
-    _, components = msgspec.json.schema_components([*types, *answers], ref_template=_REF)
+    further = (ResponseObject, DeletedResponse, MessageObject, TokensCounted, MessagesErrorResponse)
+    _, components = msgspec.json.schema_components([*types, *others, *answers, *further], ref_template=_REF)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Shoal: one replica, OpenAI-compatible", "version": __version__},
         "paths": {
             "/v1/chat/completions": _post("Answer a conversation", ChatRequest, ChatCompletion, streams=True),
             "/v1/completions": _post("Continue a prompt", CompletionRequest, Completion, streams=True),
+            "/v1/responses": _post("Answer items", ResponsesRequest, ResponseObject, streams=True),
+            "/v1/responses/{response_id}": _stored_response(),
+            "/v1/messages": _messages("Answer content blocks", MessagesRequest, MessageObject),
+            "/v1/messages/count_tokens": _messages("Count input", CountTokensRequest, TokensCounted, streams=False),
             "/v1/models": _get("The served model"),
             "/v1/models/{model}": _get("The served model, by name", path_parameter="model"),
             "/tokenize": _post("Text or conversation to token ids", TokenizeRequest, Tokenized),
@@ -68,7 +78,10 @@ def document() -> Json:
         },
         "components": {
             "schemas": components,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
     }
 
@@ -94,6 +107,38 @@ def _post(summary: str, body: type, answer: type, *, streams: bool = False) -> J
             "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(body)}}},
             "responses": responses,
         }
+    }
+
+
+def _messages(summary: str, body: type, answer: type, *, streams: bool = True) -> Json:
+    """As `_post`, with errors in Anthropic's shape."""
+    made = _post(summary, body, answer, streams=streams)
+    for status in _ERRORS:
+        content = {"application/json": {"schema": _ref(MessagesErrorResponse)}}
+        made["post"]["responses"][str(status)]["content"] = content
+    made["post"]["security"].append({"x-api-key": []})
+    return made
+
+
+def _stored_response() -> Json:
+    parameter = {"name": "response_id", "in": "path", "required": True, "schema": {"type": "string"}}
+
+    def operation(summary: str, answer: type) -> Json:
+        content = {"application/json": {"schema": _ref(answer)}}
+        return {
+            "summary": summary,
+            "security": [{}, {"key": []}],
+            "parameters": [parameter],
+            "responses": {
+                "200": {"description": summary, "content": content},
+                "401": _error(_ERRORS[401]),
+                "404": _error("No such response is kept here."),
+            },
+        }
+
+    return {
+        "get": operation("A response that this replica has kept", ResponseObject),
+        "delete": operation("Forget a response", DeletedResponse),
     }
 
 

@@ -12,6 +12,7 @@ from shoal.engine.request import EngineRequest
 from shoal.engine.sampling.params import SamplingParams
 from shoal.engine.server.errors import ApiError, unavailable
 from shoal.engine.server.metrics import ServerMetrics
+from shoal.engine.server.responses.store import ResponseStore
 from shoal.engine.text.tokenizer import Tokenizer
 from shoal.specs.model import ModelSpec
 
@@ -78,6 +79,7 @@ class ServerState:
         self.model_name = model_name
         self.created = created
         self.metrics = ServerMetrics(model_name)
+        self.responses = ResponseStore()
         self.draining = False
         self.live: set[asyncio.Task[Any]] = set()
         """Requests being answered."""

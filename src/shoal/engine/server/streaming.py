@@ -10,7 +10,7 @@ from shoal.engine.server.connection import EventStream
 from shoal.engine.server.errors import JSON_TYPE
 from shoal.engine.server.fields import StreamOptions
 
-__all__ = ["DONE", "EventStream", "StreamUsage", "UsageMode", "event", "json_answer"]
+__all__ = ["DONE", "EventStream", "StreamUsage", "UsageMode", "event", "json_answer", "named_event"]
 
 DONE = b"data: [DONE]\n\n"
 
@@ -19,6 +19,13 @@ _encode = msgspec.json.Encoder().encode
 
 def event(value: msgspec.Struct) -> bytes:
     return b"data: " + _encode(value) + b"\n\n"
+
+
+def named_event(value: msgspec.Struct) -> bytes:
+    """An event whose `event:` line repeats the struct's tag."""
+    tag = value.__struct_config__.tag
+    assert isinstance(tag, str)
+    return b"event: " + tag.encode() + b"\ndata: " + _encode(value) + b"\n\n"
 
 
 def json_answer(value: msgspec.Struct) -> Response:

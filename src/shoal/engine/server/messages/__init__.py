@@ -1,0 +1,1 @@
+"""`/v1/messages`: Anthropic's Messages API on the conversation core."""
