@@ -85,6 +85,7 @@ def test_the_numbers_need_the_key_where_there_is_one(tiny_folder: Path, tmp_path
     with fleet_process(*arguments, "--api-key", "s3cret-key", home=tmp_path) as served:
         assert httpx.get(f"{served.url}/", trust_env=False).status_code == 200
         assert httpx.get(f"{served.url}/api/fleet", trust_env=False).status_code == 401
+        assert httpx.get(f"{served.url}/metrics", trust_env=False).status_code == 401
         headers = {"Authorization": "Bearer s3cret-key"}
         view = httpx.get(f"{served.url}/api/fleet", headers=headers, trust_env=False).json()
         assert [r["state"] for r in view["replicas"]] == ["ready", "ready"]

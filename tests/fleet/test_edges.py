@@ -126,9 +126,8 @@ async def test_the_access_log_is_written_bare_and_without_keys(tmp_path: Path) -
     """`shoal serve` as a process: what it really prints. And nothing of a key in any page or log."""
     digest = hashlib.sha256(KEY.encode()).hexdigest()
     async with engines(1) as found:
-        path = write(
-            tmp_path / "fleet.yaml", found, gateway={"access_log": True}, keys=[{"name": "alice", "sha256": digest}]
-        )
+        keys = [{"name": "alice", "sha256": digest, "scopes": ["generate", "observe"]}]
+        path = write(tmp_path / "fleet.yaml", found, gateway={"access_log": True}, keys=keys)
         command = [sys.executable, "-m", "shoal.cli", "serve", "--config", str(path), "--port", "0"]
         environment = os.environ | {"PYTHONUNBUFFERED": "1", "COLUMNS": "200", "SHOAL_LOG_LEVEL": "DEBUG"}
         process = await asyncio.create_subprocess_exec(

@@ -15,6 +15,8 @@ import typer
 from rich.console import Console
 
 from shoal.cli.loops import loop_factory
+from shoal.cli.serve_config import given_options
+from shoal.specs.errors import SpecError
 
 if TYPE_CHECKING:
     from shoal.engine.options import EngineOptions
@@ -29,6 +31,7 @@ class MissingExtra(ValueError):
 
 
 def serve(
+    context: typer.Context,
     model: Annotated[
         str, typer.Argument(help="Catalog name, directory, GGUF file, hub id or object-store URL.")
     ] = "smollm2-135m",
@@ -109,8 +112,10 @@ def serve(
     if config is not None:
         from shoal.cli.serve_fleet import serve_file
 
-        serve_file(console, config, host, port, check, demo_prompt, api_key)
+        serve_file(console, config, given_options(context), check, demo_prompt, api_key or None)
         return
+    if "router" in given_options(context) and (replicas or 1) == 1 and not check:
+        raise SpecError("--router", router, "nothing for a single replica; --replicas or --config makes a fleet")
     engine = EngineOptions(
         model=model,
         served_name=served_name or default_name(model),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ import msgspec
 from rich.console import Console
 
 from shoal.cli.loops import loop_factory
+from shoal.cli.serve_config import key_of, routing, with_options
 
 if TYPE_CHECKING:
     from shoal.engine.options import EngineOptions
@@ -36,19 +36,12 @@ def serve_copies(
 ) -> None:
     """A fleet of equal replicas, from the command line alone."""
     from shoal.fleet.config import FleetConfig, Layout, Listen, Pool, SupervisorConfig
-    from shoal.fleet.gateway import GatewayConfig, KeyConfig
-    from shoal.policy.routing import RouterConfig
-    from shoal.specs.errors import SpecError
+    from shoal.fleet.gateway import GatewayConfig
 
     options = msgspec.structs.asdict(engine)
     defaults = msgspec.structs.asdict(type(engine)(model=engine.model))
     changed = {k: v for k, v in options.items() if v != defaults[k] and k not in _PER_POOL}
     name = engine.served_name or engine.model
-    try:
-        routing = RouterConfig(policy=router)
-    except ValueError as error:
-        raise SpecError("router", router, str(error).partition("expected ")[2]) from None
-    digest = hashlib.sha256(server.api_key.encode()).hexdigest() if server.api_key else None
     config = FleetConfig(
         pools=(
             Pool(
@@ -62,8 +55,8 @@ def serve_copies(
             ),
         ),
         listen=Listen(host=server.host, port=server.port),
-        router=routing,
-        keys=(KeyConfig(name="command-line", sha256=digest),) if digest else (),
+        router=routing(router),
+        keys=(key_of(server.api_key),) if server.api_key else (),
         gateway=GatewayConfig(max_body_bytes=server.max_body_bytes, access_log=server.access_log),
         supervisor=SupervisorConfig(drain_seconds=max(0.001, server.drain_seconds)),
     )
@@ -73,23 +66,17 @@ def serve_copies(
 def serve_file(
     console: Console,
     path: str,
-    host: str | None,
-    port: int | None,
+    given: Mapping[str, object],
     check: bool,
     demo_prompt: str | None,
     api_key: str | None,
 ) -> None:
-    """The fleet that a file describes; `host` and `port` go before the file's."""
+    """The fleet that a file describes; options that were `given` on the command line go before the file's."""
 
     def read() -> FleetConfig:
         from shoal.fleet.config_file import load_config
 
-        config = load_config(Path(path))
-        listen = config.listen
-        listen = msgspec.structs.replace(
-            listen, host=host or listen.host, port=listen.port if port is None else port
-        )
-        return msgspec.structs.replace(config, listen=listen)
+        return with_options(load_config(Path(path)), given)
 
     _serve(console, read(), read, check, demo_prompt, api_key)
 

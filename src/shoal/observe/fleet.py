@@ -201,7 +201,7 @@ class FleetEquipment:
         async def prometheus(scope: Scope) -> Page:
             return Page(metrics.text(), PROMETHEUS)
 
-        gateway.pages.add("/", dashboard, needs_key=False)
-        gateway.pages.add("/api/fleet", numbers, needs_key=True)
-        gateway.pages.add("/metrics", prometheus, needs_key=False)
+        gateway.pages.add("/", dashboard)
+        gateway.pages.add("/api/fleet", numbers, scope="observe")
+        gateway.pages.add("/metrics", prometheus, scope="observe")
         return traced(gateway, gateway.observers) if self._tracing else gateway

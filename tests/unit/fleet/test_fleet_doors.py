@@ -12,6 +12,7 @@ import pytest
 from fleet import eventually, fleet
 from shoal.fleet.gateway import GatewayConfig, KeyConfig
 from shoal.fleet.gateway.logs import PromptLog
+from shoal.fleet.gateway.pages import Page
 from shoal.policy.admission import AdmissionConfig
 
 SECRET = "sk-very-secret-key-of-alice-0001"
@@ -47,6 +48,36 @@ async def test_only_keys_come_in_and_only_to_their_models(caplog: pytest.LogCapt
         assert SECRET not in ours
         assert "bobs-key" not in ours
         assert SECRET not in repr(f.gateway.config) if f.gateway else True
+
+
+async def test_scopes_of_keys() -> None:
+    """What shows all clients' doings has a scope of its own, which ordinary keys lack."""
+    keys = (
+        key("user", "u"),
+        key("watch", "w", scopes=("observe",)),
+        key("admin", "a", scopes=("generate", "observe")),
+    )
+    async with fleet(1, config=GatewayConfig(keys=keys)) as f:
+        assert f.gateway is not None
+
+        async def page(scope: object) -> Page:
+            return Page(b"{}")
+
+        f.gateway.pages.add("/metrics", page, scope="observe")
+
+        async def statuses(*paths: str) -> list[list[int]]:
+            asking = f.client
+            return [
+                [(await asking.get(path, headers=auth(secret))).status_code for path in paths]
+                + [(await asking.post("/v1/chat/completions", json=f.chat(), headers=auth(secret))).status_code]
+                for secret in ("u", "w", "a", "wrong")
+            ]
+
+        assert await statuses("/metrics", "/v1/models") == [
+            [403, 200, 200], [200, 200, 403], [200, 200, 200], [401, 401, 401]]  # fmt: skip
+        refused = (await f.client.get("/metrics", headers=auth("u"))).json()["error"]
+        assert (refused["code"], refused["type"]) == ("missing_scope", "permission_error")
+        assert "'observe'" in refused["message"]
 
 
 async def test_a_key_is_compared_with_every_digest(monkeypatch: pytest.MonkeyPatch) -> None:

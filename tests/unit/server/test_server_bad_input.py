@@ -296,10 +296,15 @@ def test_api_key(serve: Callable[..., Served], caplog: pytest.LogCaptureFixture)
         right = {"authorization": "Bearer sesame-123"}
         assert client.post("/v1/completions", json=COMPLETE, headers=right).status_code == 200
         assert error_of(client.get("/v1/models"), 401)
-        for path in ("/health", "/ready", "/metrics"):
+        for path in ("/health", "/ready", "/openapi.json"):
             assert client.get(path).status_code == 200
+        # They tell what all clients do.
+        assert error_of(client.get("/metrics"), 401)
+        assert client.get("/metrics", headers=right).status_code == 200
     assert "sesame" not in repr(served.state.options)
-    eventually(lambda: len([r for r in caplog.records if r.name == "shoal.access"]) == 9, "every request is logged")
+    eventually(
+        lambda: len([r for r in caplog.records if r.name == "shoal.access"]) == 11, "every request is logged"
+    )
     assert not any("sesame" in r.getMessage() for r in caplog.records)
 
 

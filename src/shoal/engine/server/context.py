@@ -22,7 +22,7 @@ log = logging.getLogger("shoal.server")
 access_log = logging.getLogger("shoal.access")
 
 _REQUEST_ID = re.compile(r"^[A-Za-z0-9._:\-]{1,128}$")
-_OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics", "/openapi.json"})
+_OPEN_PATHS = frozenset({"/", "/health", "/ready", "/openapi.json"})
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 CLIENT_CLOSED = 499
 """Status in log and metrics of a request whose client left before the answer (nginx's convention)."""

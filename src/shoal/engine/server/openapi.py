@@ -73,7 +73,7 @@ def document() -> Json:
             "/detokenize": _post("Token ids to text", DetokenizeRequest, Detokenized),
             "/health": _get("The process lives", key=False),
             "/ready": _get("Requests are served", key=False, unready=True),
-            "/metrics": _get("Prometheus metrics", media="text/plain", key=False),
+            "/metrics": _get("Prometheus metrics", media="text/plain"),
             "/openapi.json": _get("This document", key=False),
         },
         "components": {

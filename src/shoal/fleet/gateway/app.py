@@ -168,6 +168,7 @@ class Gateway:
                 forwarded.append((name, value))
         client = self._clients.identify(authorization)
         record.key = client.name
+        client.demand("generate")
         if self.draining:
             raise shutting_down()
         body = await self._bodies.read(receive, content_type, length, task)

@@ -1,9 +1,12 @@
 """What a gateway is told: keys, limits, deadlines, retries, logs. Read from `fleet.yaml` elsewhere."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from shoal.policy.admission import AdmissionConfig
 from shoal.policy.routing import RouterConfig
+
+KeyScope = Literal["generate", "observe"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +19,8 @@ class KeyConfig:
     """Hex digest of the key."""
     models: tuple[str, ...] | None = None
     """Models it may use; None: all."""
+    scopes: tuple[KeyScope, ...] = ("generate",)
+    """`generate`: requests to models. `observe`: `/metrics` and `/api/fleet`, which show what all keys do."""
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     priority: int | None = None
@@ -24,6 +29,8 @@ class KeyConfig:
     def __post_init__(self) -> None:
         if len(self.sha256) != 64 or any(c not in "0123456789abcdef" for c in self.sha256):
             raise ValueError(f"key {self.name!r}: sha256 must be 64 lower-case hex digits, not the key itself")
+        if not self.scopes:
+            raise ValueError(f"key {self.name!r}: scopes is empty; it must have generate, observe or both")
         for limit in ("requests_per_minute", "tokens_per_minute"):
             value = getattr(self, limit)
             if value is not None and value < 1:

@@ -5,7 +5,7 @@ import hmac
 from dataclasses import dataclass
 
 from shoal.engine.server.errors import ApiError
-from shoal.fleet.gateway.config import KeyConfig
+from shoal.fleet.gateway.config import KeyConfig, KeyScope
 from shoal.policy.admission import retry_after_header
 
 
@@ -34,12 +34,23 @@ class Client:
     def __init__(self, config: KeyConfig | None) -> None:
         self.name = config.name if config else "anonymous"
         self.priority = config.priority if config else None
+        self._scopes = frozenset(config.scopes) if config else None
         self._models = frozenset(config.models) if config and config.models is not None else None
         self._requests = _bucket(config.requests_per_minute if config else None)
         self._tokens = _bucket(config.tokens_per_minute if config else None)
 
     def may_use(self, model: str) -> bool:
         return self._models is None or model in self._models
+
+    def demand(self, scope: KeyScope) -> None:
+        """Raise `ApiError` 403 unless its key has this scope."""
+        if self._scopes is not None and scope not in self._scopes:
+            raise ApiError(
+                403,
+                f"this key doesn't have the scope {scope!r}, which is needed here",
+                kind="permission_error",
+                code="missing_scope",
+            )
 
     def charge(self, tokens: int, now: float) -> None:
         """Count a request of about so many tokens; `ApiError` 429 if that exceeds its rate."""

@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from shoal.engine.server.errors import JSON_TYPE, ApiError
 from shoal.engine.server.openapi import fleet_document
+from shoal.fleet.gateway.config import KeyScope
 from shoal.fleet.gateway.keys import Client, Clients
 from shoal.fleet.gateway.record import RequestRecord
 
@@ -51,21 +52,21 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class Pages:
-    """Routes by exact path. `open_pages` need no key."""
+    """Routes by exact path."""
 
     def __init__(self, gateway: "Gateway") -> None:
         self._gateway = gateway
         self._pages: dict[str, PageMaker] = {}
-        self._open: set[str] = set()
-        self.add("/health", self._health, needs_key=False)
-        self.add("/ready", self._ready, needs_key=False)
-        self.add("/openapi.json", self._openapi, needs_key=False)
+        self._scopes: dict[str, KeyScope] = {}
+        self.add("/health", self._health)
+        self.add("/ready", self._ready)
+        self.add("/openapi.json", self._openapi)
 
-    def add(self, path: str, page: PageMaker, *, needs_key: bool) -> None:
-        """Serve `page` for GET on `path`."""
+    def add(self, path: str, page: PageMaker, *, scope: KeyScope | None = None) -> None:
+        """Serve `page` for GET on `path`, to everybody or, where there are keys, to those with this scope."""
         self._pages[path] = page
-        if not needs_key:
-            self._open.add(path)
+        if scope is not None:
+            self._scopes[path] = scope
 
     async def answer(
         self, scope: Scope, receive: Receive, send: Send, record: RequestRecord, clients: Clients
@@ -87,8 +88,8 @@ class Pages:
             made = self._models(path, clients.identify(_authorization(scope)))
         else:
             assert page is not None
-            if path not in self._open:
-                clients.identify(_authorization(scope))
+            if (needed := self._scopes.get(path)) is not None:
+                clients.identify(_authorization(scope)).demand(needed)
             made = await page(scope)
         record.status = made.status
         headers = [
