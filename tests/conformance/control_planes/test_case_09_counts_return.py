@@ -28,7 +28,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("streams", [False, True])
 async def test_case_09_counts_return_to_zero(streams: bool) -> None:
-    config = GatewayConfig(first_byte_seconds=0.3, stall_seconds=0.3, down_seconds=0.3)
+    config = GatewayConfig(first_byte_seconds=0.3, answer_seconds=0.3, stall_seconds=0.3, down_seconds=0.3)
     async with fleet(2, config=config) as f:
         for name, fault in FAULTS.items():
             for engine in f.engines:

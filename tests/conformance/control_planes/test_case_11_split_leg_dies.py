@@ -12,7 +12,7 @@ from fleet import FOREIGN_URL, eventually, fleet
 from shoal.fleet.gateway import GatewayConfig
 
 pytestmark = pytest.mark.skipif(FOREIGN_URL is not None, reason="needs prefill and decode pools")
-CONFIG = GatewayConfig(prefill_seconds=0.3, first_byte_seconds=0.5, stall_seconds=0.5)
+CONFIG = GatewayConfig(prefill_seconds=0.3, first_byte_seconds=0.5, answer_seconds=0.5, stall_seconds=0.5)
 PROMPT = "a long question " * 100
 
 

@@ -7,6 +7,7 @@ import pytest
 from engine import Fault, expected_text, tokens_of
 
 from fleet import eventually, fleet
+from shoal.fleet.gateway import GatewayConfig
 
 
 async def test_an_answer_comes_back_byte_for_byte() -> None:
@@ -139,3 +140,23 @@ async def test_the_client_is_told_what_is_wrong_with_its_request() -> None:
         deep = b'{"model":"fake","messages":' + b"[" * 5000 + b"]" * 5000 + b"}"
         assert (await post(path, content=deep, headers=json_type)).status_code < 500
         assert json.loads((await f.client.get("/ready")).content)["status"] == "ready"
+
+
+async def test_a_whole_answer_may_take_longer_than_the_first_byte_of_a_stream() -> None:
+    config = GatewayConfig(first_byte_seconds=0.1, answer_seconds=20)
+    async with fleet(1, config=config) as f:
+        f.engines[0].decode_seconds = 0.05
+        answer = await f.post(f.chat("long", max_tokens=8))
+        assert answer.status_code == 200, answer.text
+        f.engines[0].fault = Fault("hang")
+        late = await f.stream(f.chat("never"))
+        assert late.response.status_code == 504
+        f.check()
+
+
+async def test_a_whole_answer_has_a_deadline_of_its_own() -> None:
+    async with fleet(1, config=GatewayConfig(answer_seconds=0.2)) as f:
+        f.engines[0].decode_seconds = 0.1
+        assert (await f.post(f.chat("long", max_tokens=100))).status_code == 504
+        await eventually(lambda: f.engines[0].disconnects == 1, "the engine may stop")
+        f.check()

@@ -54,7 +54,9 @@ class GatewayConfig:
     body_seconds: float = 60.0
     """A request's body must have arrived within this."""
     first_byte_seconds: float = 300.0
-    """A replica must have begun to answer (or, unstreamed, have answered) within this."""
+    """A stream's first token must have come within this."""
+    answer_seconds: float = 3600.0
+    """An answer that isn't streamed must be whole within this: nothing of it comes before its last token."""
     stall_seconds: float = 60.0
     """A stream that gives nothing for so long is broken."""
     reader_seconds: float = 120.0
@@ -80,8 +82,8 @@ class GatewayConfig:
     """Regular expressions blotted out in the prompt log, beyond the built-in ones."""
 
     def __post_init__(self) -> None:
-        positive = ("max_body_bytes", "max_answer_bytes", "body_seconds", "first_byte_seconds", "stall_seconds")
-        for name in (*positive, "reader_seconds", "attempts"):
+        positive = ("max_body_bytes", "max_answer_bytes", "body_seconds", "first_byte_seconds", "answer_seconds")
+        for name in (*positive, "stall_seconds", "reader_seconds", "attempts"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"gateway.{name} is {getattr(self, name)}; it must be greater than 0")
         names = [key.name for key in self.keys]

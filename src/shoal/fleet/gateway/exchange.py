@@ -6,6 +6,7 @@ acquire a lease ─► open a leg ─► relay ─► end the leg with its outco
                                      from where it broke off after it, where that is exact
 """
 
+import asyncio
 import logging
 
 from starlette.types import Send
@@ -205,7 +206,9 @@ class Exchange:
                 self._splitter.abandon(handoff, leg)
 
     async def _answer(self, leg: Leg, path: bytes, body: bytes) -> None:
-        answer = await leg.open(path, body, self._forwarded, self._config.first_byte_seconds)
+        config = self._config
+        seconds = config.first_byte_seconds if self._parsed.streams else config.answer_seconds
+        answer = await leg.open(path, body, self._forwarded, seconds)
         if answer.header(b"content-type").startswith(b"text/event-stream"):
             await self._stream(leg, answer)
         elif self.reply.started:
@@ -242,7 +245,9 @@ class Exchange:
         """An answer in one piece: it has come to its end before the client sees any of it."""
         meter = self.meter
         meter.output = meter.expected
-        body = await answer.whole(self._config.max_answer_bytes, self._config.first_byte_seconds)
+        left = leg.lease.taken_at + self._config.answer_seconds - self._clock()
+        async with asyncio.timeout(max(0.0, left)):
+            body = await answer.whole(self._config.max_answer_bytes)
         content_type = answer.header(b"content-type")
         if content_type.startswith(b"application/json") and not closed(body):
             raise LegFailed(Outcome.REPLICA_FAULT, f"replica {leg.replica.name} sent broken JSON")

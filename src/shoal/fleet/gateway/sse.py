@@ -66,6 +66,8 @@ def payloads(events: bytes) -> list[bytes]:
 
 def without_token_ids(events: bytes) -> bytes:
     """The events less the token ids that were asked for on the client's behalf."""
+    if b'token_ids"' not in events:
+        return events
     events = _TOKEN_IDS.sub(b"", events)
     return _TOKEN_IDS_FIRST.sub(b"", events) if b'token_ids"' in events else events
 
@@ -75,6 +77,8 @@ def without_usage(events: bytes) -> bytes:
 
     An event that has nothing but usage goes; clients read the first choice of every event that there is.
     """
+    # Most engines write it so, in every event: a search for the rest then ends at once.
+    events = events.replace(b',"usage":null', b"")
     if b'"usage"' not in events:
         return events
     events = _NULL_USAGE.sub(b"", events)
