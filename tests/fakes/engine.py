@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 BLOCK = 16
+_STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 @dataclass
@@ -27,6 +28,8 @@ class Fault:
     after: int = 0
     status: int = 500
     headers: dict[str, str] = field(default_factory=dict)
+    delay: float = 0.0
+    """Seconds before it, where nothing comes first."""
 
 
 @dataclass
@@ -89,6 +92,8 @@ class FakeEngine:
         """Its JSON has spaces, as that of engines in plain Python has."""
         self.counts = True
         """It says how many tokens it computed."""
+        self.heartbeat = 0.0
+        """Streams begin with comments, so many seconds apart, until the prompt is computed; 0: no."""
         self.padding = ""
         """Added to the text of every streamed token."""
         self.ready = True
@@ -267,6 +272,7 @@ class FakeEngine:
         fault: Fault | None,
     ) -> bool:
         if fault is not None and not fault.after:
+            await asyncio.sleep(fault.delay)
             if fault.kind == "reset":
                 writer.transport.abort()
                 return False
@@ -287,8 +293,19 @@ class FakeEngine:
         async with self._slot():
             hit = self._lookup(prompt)
             self.prompted += len(prompt)
+            early = self.heartbeat and body.get("stream")
             async with self._prefilling:
-                await asyncio.sleep((len(prompt) - hit) / self.prefill_rate)
+                seconds = (len(prompt) - hit) / self.prefill_rate
+                if early:
+                    writer.write(_STREAM_HEAD)
+                    for _ in range(int(seconds / self.heartbeat) + 1):
+                        self._piece(writer, b": ping\n\n")
+                        await asyncio.sleep(min(seconds, self.heartbeat))
+                    if fault is not None and fault.kind == "error" and not fault.after:
+                        await self._break(writer, fault)
+                        return False
+                else:
+                    await asyncio.sleep(seconds)
             return await self._answer(writer, path, body, prompt, hit, fault)
 
     def _usage(self, prompt: int, output: int, hit: int) -> dict[str, Any]:
@@ -319,10 +336,8 @@ class FakeEngine:
         transfer = self._transfer(body)
         base = {"id": f"{self.name}-{len(self.seen)}", "created": 1, "model": self.model}
         streams = bool(body.get("stream"))
-        if streams:
-            writer.write(
-                b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-            )
+        if streams and not self.heartbeat:
+            writer.write(_STREAM_HEAD)
         for place in range(limit - len(resumed)):
             await self.frozen.wait()
             if fault is not None and fault.after and place == fault.after and await self._break(writer, fault):
@@ -366,7 +381,7 @@ class FakeEngine:
         elif fault.kind == "end":
             writer.write(b"0\r\n\r\n")
         elif fault.kind == "error":
-            self._event(writer, {"error": {"message": "engine died", "type": "server_error", "code": 500}})
+            self._event(writer, {"error": {"message": "engine died", "type": "server_error", "code": fault.status}})
             writer.write(b"0\r\n\r\n")
         elif fault.kind == "hang":
             await asyncio.sleep(3600)

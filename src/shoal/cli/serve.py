@@ -99,6 +99,9 @@ def serve(
     offline: Annotated[bool, typer.Option(help="Never use the network.")] = False,
     max_body_mb: Annotated[int, typer.Option(min=1, help="Largest request body, MiB.")] = 16,
     drain_seconds: Annotated[float, typer.Option(min=0, help="Time for requests in flight on shutdown.")] = 30.0,
+    heartbeat_seconds: Annotated[
+        float, typer.Option(min=0, help="A stream silent for so long gets an SSE comment; 0: never.")
+    ] = 10.0,
     access_log: Annotated[bool, typer.Option(help="One JSON line a request on standard error.")] = False,
     demo_prompt: Annotated[
         str | None, typer.Option(help="When ready, ask this over HTTP, show the answer, and keep serving.")
@@ -159,6 +162,7 @@ def serve(
         api_key=api_key or None,
         max_body_bytes=max_body_mb * 2**20,
         drain_seconds=drain_seconds,
+        heartbeat_seconds=heartbeat_seconds,
         access_log=access_log,
     )
     if (replicas or 1) > 1 or check:

@@ -57,7 +57,11 @@ def serve_copies(
         listen=Listen(host=server.host, port=server.port),
         router=routing(router),
         keys=(key_of(server.api_key),) if server.api_key else (),
-        gateway=GatewayConfig(max_body_bytes=server.max_body_bytes, access_log=server.access_log),
+        gateway=GatewayConfig(
+            max_body_bytes=server.max_body_bytes,
+            heartbeat_seconds=server.heartbeat_seconds,
+            access_log=server.access_log,
+        ),
         supervisor=SupervisorConfig(drain_seconds=max(0.001, server.drain_seconds)),
     )
     _serve(console, config, None, check, demo_prompt, server.api_key)

@@ -185,6 +185,7 @@ def build_app(state: ServerState, pages: Sequence[BaseRoute] = ()) -> Starlette:
         api_key=ApiKey(state.options.api_key) if state.options.api_key else None,
         live=state.live,
         access=log_access if state.options.access_log else None,
+        heartbeat_seconds=state.options.heartbeat_seconds,
         known_paths=frozenset([route.path for route in table] + further),
     )
     app = Starlette(

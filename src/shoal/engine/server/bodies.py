@@ -12,7 +12,8 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from shoal.engine.server.accepted import accepted_values
-from shoal.engine.server.connection import ClientGone
+from shoal.engine.server.connection import ClientGone, off_loop_if
+from shoal.engine.server.encodings import OFF_LOOP_BYTES, decompress, is_encoded
 from shoal.engine.server.errors import ApiError, shown
 from shoal.engine.server.json_limits import UNCHECKED_BYTES, check_structure
 
@@ -37,6 +38,9 @@ async def read_json(request: Request, kind: type[T], *, limit: int, seconds: flo
             code="unsupported_media_type",
         )
     body = await _read(request, limit, seconds)
+    encoding = request.headers.get("content-encoding", "")
+    if is_encoded(encoding):
+        body = await off_loop_if(len(body) > OFF_LOOP_BYTES, lambda: decompress(body, encoding, limit))
     if len(body) > _OFF_LOOP_BYTES:
         return await asyncio.to_thread(parse, body, kind)
     return parse(body, kind)

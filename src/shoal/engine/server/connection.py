@@ -19,6 +19,10 @@ T = TypeVar("T")
 
 STALL_SECONDS = 120.0
 """A stream whose reader takes nothing for this long is ended: its blocks are worth more than its patience."""
+HEARTBEAT = b": keep-alive\n\n"
+"""A comment, which every SSE client ignores."""
+HEARTBEAT_STATE = "heartbeat_seconds"
+"""Where the scope's state says after how long a silence it is sent; 0 or nothing: never."""
 
 
 async def off_loop_if(heavy: bool, work: Callable[[], T]) -> T:
@@ -55,7 +59,7 @@ class EventStream:
 
     The status line waits for the first event, so that whatever fails before it has its own HTTP status and can be
     tried elsewhere. A failure after it becomes the event that `on_error` makes of it, and the stream ends without
-    its API's closing event.
+    its API's closing event. A silent stream gets comments, which begin it if need be: proxies cut what seems dead.
     """
 
     def __init__(
@@ -70,13 +74,22 @@ class EventStream:
         self._stall = STALL_SECONDS if stall_seconds is None else stall_seconds
         self._started = False
         self._sending_since: float | None = None
+        self._sent_at = time.monotonic()
+        self._sending = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        heartbeat = float(scope.get("state", {}).get(HEARTBEAT_STATE, 0.0))
         sender = asyncio.ensure_future(self._run(send))
         watcher = asyncio.ensure_future(_disconnect(receive))
+        beat: asyncio.Future[None] | None = None
+        wait = min(self._stall / 4, heartbeat / 4) if heartbeat else self._stall / 4
         try:
             while not sender.done() and not watcher.done() and not self._stalled():
-                await asyncio.wait({sender, watcher}, return_when=asyncio.FIRST_COMPLETED, timeout=self._stall / 4)
+                await asyncio.wait({sender, watcher}, return_when=asyncio.FIRST_COMPLETED, timeout=wait)
+                silent = heartbeat and time.monotonic() - self._sent_at > heartbeat
+                if silent and not sender.done() and self._sending_since is None:
+                    # Not waited for here: a reader that takes nothing must be noticed all the same.
+                    beat = asyncio.ensure_future(self._send(send, HEARTBEAT))
             if not sender.done():
                 raise ClientGone
             sender.result()
@@ -87,7 +100,7 @@ class EventStream:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
             raise
         finally:
-            await _end(sender, watcher)
+            await _end(sender, watcher, *([beat] if beat is not None else []))
 
     def _stalled(self) -> bool:
         since = self._sending_since
@@ -105,23 +118,24 @@ class EventStream:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send, event: bytes) -> None:
-        self._sending_since = time.monotonic()
-        if not self._started:
-            self._started = True
-            await send(
-                {
-                    "type": "http.response.start",
-                    "status": 200,
-                    "headers": [
-                        (b"content-type", b"text/event-stream; charset=utf-8"),
-                        (b"cache-control", b"no-cache"),
-                        # Tells nginx not to hold events back.
-                        (b"x-accel-buffering", b"no"),
-                    ],
-                }
-            )
-        await send({"type": "http.response.body", "body": event, "more_body": True})
-        self._sending_since = None
+        async with self._sending:
+            self._sending_since = time.monotonic()
+            if not self._started:
+                self._started = True
+                await send(
+                    {
+                        "type": "http.response.start",
+                        "status": 200,
+                        "headers": [
+                            (b"content-type", b"text/event-stream; charset=utf-8"),
+                            (b"cache-control", b"no-cache"),
+                            # Tells nginx not to hold events back.
+                            (b"x-accel-buffering", b"no"),
+                        ],
+                    }
+                )
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+            self._sent_at, self._sending_since = time.monotonic(), None
 
 
 async def _disconnect(receive: Receive) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shoal.engine.server.connection import ClientGone
+from shoal.engine.server.connection import HEARTBEAT_STATE, ClientGone
 from shoal.engine.server.errors import ApiError, error_response, internal_error, is_messages_path, shutting_down
 from shoal.engine.server.metrics import ServerMetrics
 
@@ -77,6 +77,7 @@ class RequestContext:
         access: Callable[[AccessRecord], None] | None,
         live: "set[asyncio.Task[Any]]",
         known_paths: frozenset[str],
+        heartbeat_seconds: float,
     ) -> None:
         self._app = app
         self._metrics = metrics
@@ -84,15 +85,19 @@ class RequestContext:
         self._access = access
         self._live = live
         self._known = known_paths
+        self._heartbeat_seconds = heartbeat_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["path"].endswith("/"):
+            scope["path"] = scope["path"].rstrip("/") or "/"
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         request_id = given if _REQUEST_ID.match(given) else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"], state[HEARTBEAT_STATE] = request_id, self._heartbeat_seconds
         started, status, sent = time.monotonic(), 0, 0
 
         async def tagged(message: Message) -> None:

@@ -65,6 +65,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A body must have arrived within this."""
     drain_seconds: float = 30.0
     """Requests in flight get this long to end when the server is told to stop."""
+    heartbeat_seconds: float = 10.0
+    """A stream that is silent for so long gets a comment, so that no proxy takes it for dead; 0: never."""
     access_log: bool = False
 
     def __repr__(self) -> str:

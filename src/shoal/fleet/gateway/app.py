@@ -10,6 +10,8 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from shoal.engine.server.connection import off_loop_if
+from shoal.engine.server.encodings import OFF_LOOP_BYTES, decompress, is_encoded
 from shoal.engine.server.errors import JSON_TYPE, ApiError, error_json, internal_error, shutting_down
 from shoal.engine.server.transport import ON_LOST
 from shoal.fleet.gateway.bodies import Bodies, Gone
@@ -78,6 +80,7 @@ class Gateway:
         self._live: dict[asyncio.Task[Any], Exchange | None] = {}
         self._gone: set[asyncio.Task[Any]] = set()
         self._bodies = Bodies(self.config, registry.clock)
+        self._swept = (self.config.reader_seconds, self.config.body_seconds, self.config.heartbeat_seconds)
         self._sweeper: asyncio.Task[None] | None = None
         self._count = 0
 
@@ -93,6 +96,8 @@ class Gateway:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        if scope["path"].endswith("/"):
+            scope["path"] = scope["path"].rstrip("/") or "/"
         record = self._record(scope)
         task = asyncio.current_task()
         assert task is not None
@@ -152,7 +157,7 @@ class Gateway:
                 code="method_not_allowed",
                 headers={"Allow": "POST"},
             )
-        authorization = content_type = length = b""
+        authorization = content_type = encoding = length = b""
         session: bytes | None = None
         forwarded = [(b"x-request-id", record.request_id.encode())]
         for name, value in headers:
@@ -160,6 +165,8 @@ class Gateway:
                 authorization = value
             elif name == b"content-type":
                 content_type = value
+            elif name == b"content-encoding":
+                encoding = value
             elif name == b"content-length":
                 length = value
             elif name in _SESSION_HEADERS:
@@ -172,6 +179,9 @@ class Gateway:
         if self.draining:
             raise shutting_down()
         body = await self._bodies.read(receive, content_type, length, task)
+        if encoding and is_encoded(coding := encoding.decode("latin-1")):
+            limit = self.config.max_body_bytes
+            body = await off_loop_if(len(body) > OFF_LOOP_BYTES, partial(decompress, body, coding, limit))
         parsed = parse(endpoint, body)
         if self._prompts is not None:
             self._prompts.add(record, body)
@@ -266,6 +276,8 @@ class Gateway:
     async def _on_cancelled(self, send: Send, record: RequestRecord, task: "asyncio.Task[Any]") -> None:
         task.uncancel()
         exchange = self._live.get(task)
+        if exchange is not None:
+            exchange.reply.hush()
         if task in self._gone:
             record.status = record.status or CLIENT_CLOSED
             record.outcome = Outcome.CANCELLED
@@ -295,11 +307,14 @@ class Gateway:
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(min(5.0, self.config.reader_seconds / 4, self.config.body_seconds / 4))
+            await asyncio.sleep(min(5.0, *(seconds / 4 for seconds in self._swept if seconds)))
             now = self.registry.clock()
             self._bodies.sweep(now)
             for task, exchange in list(self._live.items()):
-                since = exchange.reply.sending_since if exchange is not None else None
+                if exchange is None:
+                    continue
+                exchange.beat(now)
+                since = exchange.reply.sending_since
                 if since is not None and now - since > self.config.reader_seconds:
                     self._gone.add(task)
                     task.cancel()

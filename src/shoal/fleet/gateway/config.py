@@ -59,6 +59,8 @@ class GatewayConfig:
     """An answer that isn't streamed must be whole within this: nothing of it comes before its last token."""
     stall_seconds: float = 60.0
     """A stream that gives nothing for so long is broken."""
+    heartbeat_seconds: float = 10.0
+    """A stream that is silent for so long gets an SSE comment, so that no proxy takes it for dead; 0: never."""
     reader_seconds: float = 120.0
     """A client that takes nothing for so long is gone."""
     down_seconds: float = 5.0
@@ -86,6 +88,8 @@ class GatewayConfig:
         for name in (*positive, "stall_seconds", "reader_seconds", "attempts"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"gateway.{name} is {getattr(self, name)}; it must be greater than 0")
+        if not self.heartbeat_seconds >= 0:
+            raise ValueError(f"gateway.heartbeat_seconds is {self.heartbeat_seconds}; it must be at least 0")
         names = [key.name for key in self.keys]
         if len(set(names)) != len(names):
             raise ValueError("gateway.keys: names must differ")

@@ -89,6 +89,7 @@ class Exchange:
         except ApiError as error:
             if not self._said:
                 self.meter.refuse()
+            self.reply.hush()
             if not self.reply.started:
                 raise
             await self._end_stream(error.body)
@@ -211,8 +212,6 @@ class Exchange:
         answer = await leg.open(path, body, self._forwarded, seconds)
         if answer.header(b"content-type").startswith(b"text/event-stream"):
             await self._stream(leg, answer)
-        elif self.reply.started:
-            raise LegFailed(Outcome.REPLICA_FAULT, f"replica {leg.replica.name} did not stream")
         else:
             await self._whole(leg, answer)
         if self.meter.usage is not None:
@@ -258,6 +257,9 @@ class Exchange:
         headers = answer_headers(self.record, leg, content_type or b"application/json")
         if usage is not None and usage.cached is not None:
             headers.append((b"x-shoal-hit", b"%d" % usage.cached))
+        self.reply.hush()
+        if self.reply.started:
+            raise LegFailed(Outcome.REPLICA_FAULT, f"replica {leg.replica.name} did not stream")
         self._said = True
         await self.reply.whole(answer.status, headers, body)
 
@@ -327,6 +329,12 @@ class Exchange:
             self.record.outcome = Outcome.REPLICA_FAULT
         await self.reply.fail(body)
 
+    def beat(self, now: float) -> None:
+        """Keep a silent stream alive; call it now and then."""
+        seconds = self._config.heartbeat_seconds
+        if seconds and self._parsed.streams:
+            self.reply.beat(now, seconds)
+
     async def shut_down(self) -> None:
         """The gateway goes away: say so, where a stream has begun."""
         await self._end_stream(
@@ -335,6 +343,7 @@ class Exchange:
 
     async def _pass_refusal(self, leg: Leg, refusal: Refused) -> None:
         self.meter.refuse()
+        self.reply.hush()
         if self.reply.started:
             await self.reply.fail(refusal.error)
             return

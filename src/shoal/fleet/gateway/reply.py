@@ -1,5 +1,6 @@
 """The client's side of one request: head, bytes, the honest end of what breaks off."""
 
+import asyncio
 from collections.abc import Callable
 
 from starlette.types import Send
@@ -7,6 +8,7 @@ from starlette.types import Send
 from shoal.engine.server.errors import ErrorBody
 from shoal.fleet.gateway.formats import StreamFormat
 from shoal.fleet.gateway.record import RequestRecord
+from shoal.fleet.gateway.sse import HEARTBEAT
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -22,6 +24,9 @@ class Reply:
         self.started = False
         """The client has the head: its status can't change any more."""
         self.sending_since: float | None = None
+        self._finished = False
+        self._sent_at = record.arrived
+        self._beat: asyncio.Task[None] | None = None
 
     async def start(self, status: int, headers: Headers) -> None:
         self.started = True
@@ -29,22 +34,61 @@ class Reply:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def start_stream(self, headers: Headers) -> None:
-        """Begin a stream of events, unless it has begun."""
+        """Begin a stream of events, unless a heartbeat has begun it."""
         if not self.started:
             await self.start(200, [*headers, (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")])
 
     async def whole(self, status: int, headers: Headers, body: bytes) -> None:
-        """An answer in one piece."""
+        """An answer in one piece; not after a heartbeat."""
         await self.start(status, [*headers, (b"content-length", b"%d" % len(body))])
         await self.write(body, last=True)
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
+        if self._beat is not None:
+            await self._after_beat()
         self.sending_since = self._clock()
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
-        self.sending_since = None
+        self._sent_at, self.sending_since = self.sending_since, None
         self._record.bytes_sent += len(data)
 
+    def beat(self, now: float, seconds: float) -> None:
+        """Send a comment if the stream has been silent for `seconds`; its head, if nothing was sent yet.
+
+        From then on its status is 200, whatever comes; another replica may still answer it.
+        """
+        if now - self._sent_at < seconds or self.sending_since is not None or self._finished:
+            return
+        if self._beat is None or self._beat.done():
+            self.sending_since = now
+            self._beat = asyncio.ensure_future(self._send_beat())
+
+    def hush(self) -> None:
+        """Send no further heartbeats: `started` stays as it is."""
+        self._finished = True
+
+    async def _send_beat(self) -> None:
+        if self._finished:
+            return
+        if not self.started:
+            record = self._record
+            await self.start_stream(
+                [
+                    (b"content-type", b"text/event-stream; charset=utf-8"),
+                    (b"x-request-id", record.request_id.encode()),
+                ]
+            )
+        await self._send({"type": "http.response.body", "body": HEARTBEAT, "more_body": True})
+        self._record.bytes_sent += len(HEARTBEAT)
+        self._sent_at, self.sending_since = self._clock(), None
+
+    async def _after_beat(self) -> None:
+        beat, self._beat = self._beat, None
+        if beat is not None:
+            await beat
+
     async def finish(self) -> None:
+        self._finished = True
+        await self._after_beat()
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def fail(self, body: ErrorBody) -> None:
