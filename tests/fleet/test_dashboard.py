@@ -74,7 +74,7 @@ def test_a_single_replica_has_the_same_page(single: Served) -> None:
     assert "http://" not in page.text.replace("http://www.w3.org/2000/svg", "")
     assert "https://" not in page.text
     # It uses the terms of the metrics, and explains each.
-    for words in ("first token,", "gap", "at the door", "whole answer"):
+    for words in ("first token,", "gap between", "at the door", "whole answer"):
         assert words not in page.text
     for term in ("TTFT", "ITL", "E2E", "queue"):
         assert re.search(rf"^  {term}: \"", page.text, re.MULTILINE), term

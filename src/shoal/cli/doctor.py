@@ -92,6 +92,7 @@ def _kernels() -> list[tuple[str, str]]:
     """Which kernels a replica on this processor would use, which others it could, and why none are compiled."""
     from shoal.engine.ops.kernels import select_kernels
     from shoal.engine.ops.native_library import backend
+    from shoal.engine.ops.self_test import self_test
     from shoal.engine.parallel.shm_native import find_library
 
     found, chosen = backend(), select_kernels(os.environ.get("SHOAL_KERNELS")).name
@@ -100,8 +101,7 @@ def _kernels() -> list[tuple[str, str]]:
         rows.append(("compiled kernels", f"none: {found.detail}"))
     else:
         rows.append(("compiled kernels", ", ".join(found.kinds) + " (SHOAL_KERNELS=native-… picks another)"))
-        if "avx512" in found.kinds:
-            rows.append(("caution", "the avx512 kernels are not tested by this release; native-avx2 are"))
+        rows += [(f"{kind} self-test", str(self_test(select_kernels(f"native-{kind}")))) for kind in found.kinds]
     between = "compiled" if find_library() else "Python, slower: the package was built without a C++ compiler"
     rows.append(("collectives", between))
     return rows

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 
 def doctor(*arguments: str, **environment: str) -> str:
     done = subprocess.run(
@@ -27,6 +29,16 @@ def test_report_names_machine_software_and_models(tmp_path: Path) -> None:
     assert "kernels" in dict(report["Compute"])
     assert "memory" in dict(report["Machine"])
     assert report["Models"] == [["cache", str(tmp_path)]]
+
+
+def test_it_compares_every_kernel_variant_that_runs_here_with_the_reference(tmp_path: Path) -> None:
+    rows = dict(json.loads(doctor("--json", "--cache-dir", str(tmp_path)))["sections"]["Compute"])
+    if rows["compiled kernels"].startswith("none"):
+        pytest.skip(rows["compiled kernels"])
+    variants = rows["compiled kernels"].split(" (")[0].split(", ")
+    for variant in variants:
+        assert rows[f"{variant} self-test"].startswith("passed: ")
+    assert "not tested" not in str(rows)
 
 
 def test_it_says_which_kernels_run_and_why_none_are_compiled(tmp_path: Path) -> None:
