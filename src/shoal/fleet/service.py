@@ -15,6 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shoal.engine.server.serving import serve_while
+from shoal.engine.server.work_threads import use_work_threads
 from shoal.fleet.config import ConfigError, FleetConfig
 from shoal.fleet.gateway import Gateway
 from shoal.fleet.health import HealthMonitor
@@ -90,6 +91,7 @@ class FleetService:
         app: ASGIApp = self._door
         if listen.cors_origins:
             app = CORSMiddleware(app, allow_origins=listen.cors_origins, allow_methods=["*"], allow_headers=["*"])
+        use_work_threads(asyncio.get_running_loop())
         await serve_while(
             app,
             sock,

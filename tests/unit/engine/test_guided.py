@@ -2,12 +2,14 @@
 
 import json
 import re
+import threading
 
 import numpy as np
 import pytest
 import torch
 
 from sampling_kit import byte_level_tokenizer, logits_of, sentencepiece_tokenizer
+from shoal.engine.sampling import guided as guided_module
 from shoal.engine.sampling.errors import InvalidParameter
 from shoal.engine.sampling.guided import MAX_SOURCE_CHARS, GuidedCompiler
 from shoal.engine.sampling.params import GuidedParams, SamplingParams
@@ -225,3 +227,32 @@ def test_white_space_between_json_tokens_is_bounded(rig):
             return
         state.advance(space)
     pytest.fail("200 spaces in a row were admitted")
+
+
+def test_a_compiled_constraint_does_not_wait_for_another_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's thread takes a copy of a grammar that is there while a large schema compiles in another."""
+    compiler = GuidedCompiler(byte_level_tokenizer().json, byte_level_tokenizer().vocab_size, (0,))
+    ready, large = GuidedParams("regex", "a+"), GuidedParams("regex", "b+")
+    compiler.validate(ready)
+    compiling, finish = threading.Event(), threading.Event()
+    real = guided_module.grammar_of
+
+    def slow(guided: GuidedParams) -> str:
+        compiling.set()
+        assert finish.wait(30)
+        return real(guided)
+
+    monkeypatch.setattr(guided_module, "grammar_of", slow)
+    thread = threading.Thread(target=compiler.validate, args=(large,))
+    thread.start()
+    taken = threading.Event()
+    other = threading.Thread(target=lambda: (compiler(ready), taken.set()))
+    try:
+        assert compiling.wait(30)
+        other.start()
+        assert taken.wait(30), "it waits for the other's compilation"
+    finally:
+        finish.set()
+        thread.join(30)
+        other.join(30)
+    assert compiler.cached == 2

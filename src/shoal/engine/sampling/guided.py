@@ -94,6 +94,8 @@ class GuidedCompiler:
         self._vocab_size = vocab_size
         self._eos = eos_token_ids
         self._lock = threading.Lock()
+        """Of the cache; never held while a constraint is compiled, for which others' sequences would wait."""
+        self._trie_lock = threading.Lock()
         self._tokenizer: Any = None
         self._compiled: OrderedDict[GuidedParams, Any] = OrderedDict()
 
@@ -107,16 +109,16 @@ class GuidedCompiler:
 
     def prepare(self) -> None:
         """Do now, perhaps in a thread, what the first constraint would wait for (see `_token_trie`)."""
-        with self._lock:
-            self._token_trie()
+        self._token_trie()
 
     def _token_trie(self) -> Any:
         # Half a second for 49 k tokens, several for 262 k, so only when a request first asks for it.
-        if self._tokenizer is None:
-            self._tokenizer = llguidance.LLTokenizer(
-                self._source, n_vocab=self._vocab_size, eos_token=list(self._eos) or None
-            )
-        return self._tokenizer
+        with self._trie_lock:
+            if self._tokenizer is None:
+                self._tokenizer = llguidance.LLTokenizer(
+                    self._source, n_vocab=self._vocab_size, eos_token=list(self._eos) or None
+                )
+            return self._tokenizer
 
     @property
     def cached(self) -> int:
@@ -128,14 +130,15 @@ class GuidedCompiler:
             if (found := self._compiled.get(guided)) is not None:
                 self._compiled.move_to_end(guided)
                 return found
-            grammar = grammar_of(guided)
-            matcher = llguidance.LLMatcher(self._token_trie(), grammar, log_level=0)
-            if matcher.is_error():
-                raise _refused(guided, matcher.get_error())
+        # A large schema takes seconds. The library releases the GIL; two that compile the same do it twice.
+        matcher = llguidance.LLMatcher(self._token_trie(), grammar_of(guided), log_level=0)
+        if matcher.is_error():
+            raise _refused(guided, matcher.get_error())
+        with self._lock:
             self._compiled[guided] = matcher
             if len(self._compiled) > _MAX_COMPILED:
                 self._compiled.popitem(last=False)
-            return matcher
+        return matcher
 
 
 def grammar_of(guided: GuidedParams) -> str:

@@ -15,7 +15,7 @@ from shoal.engine.server.encodings import OFF_LOOP_BYTES, decompress, is_encoded
 from shoal.engine.server.errors import JSON_TYPE, ApiError, error_json, internal_error, shutting_down
 from shoal.engine.server.transport import ON_LOST
 from shoal.fleet.gateway.bodies import Bodies, Gone
-from shoal.fleet.gateway.body import Endpoint, Parsed, Sizer, parse, route_request
+from shoal.fleet.gateway.body import Endpoint, Parsed, Sizer, parse_off_loop, route_request
 from shoal.fleet.gateway.config import GatewayConfig
 from shoal.fleet.gateway.dispatch import Dispatcher
 from shoal.fleet.gateway.exchange import Exchange
@@ -182,7 +182,7 @@ class Gateway:
         if encoding and is_encoded(coding := encoding.decode("latin-1")):
             limit = self.config.max_body_bytes
             body = await off_loop_if(len(body) > OFF_LOOP_BYTES, partial(decompress, body, coding, limit))
-        parsed = parse(endpoint, body)
+        parsed = await parse_off_loop(endpoint, body)
         if self._prompts is not None:
             self._prompts.add(record, body)
         exchange = await self._exchange(parsed, client, record, session, forwarded, send)

@@ -3,16 +3,18 @@
 Fields that only the engine judges stay raw, so that the gateway refuses nothing an engine would accept.
 """
 
+import asyncio
 import hashlib
 import secrets
 import struct
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Raw
+from msgspec import Meta, Raw
 
 from shoal.engine.server.errors import ApiError
+from shoal.engine.server.json_limits import UNCHECKED_BYTES, check_structure
 from shoal.policy.batching.prefix import make_extras
 from shoal.policy.routing.contracts import RouteRequest
 from shoal.policy.routing.router import Router
@@ -23,6 +25,9 @@ BLOCK_BYTES = 128
 """Of a prompt's JSON that one prefix hash stands for: about 32 tokens of English."""
 BLOCK_TOKENS = 32
 _MAX_BLOCKS = 2048
+_MAX_ID_BYTES = 2**20
+"""Of a list of token ids that is decoded and hashed; a longer one is routed by its JSON."""
+_MAX_HASHED_BYTES = BLOCK_BYTES * (_MAX_BLOCKS + 1)
 _DEFAULT_OUTPUT = 256
 _SESSION_LIMIT = 256
 
@@ -74,7 +79,7 @@ _stream_options = msgspec.json.Decoder(_StreamOptions)
 _fields = msgspec.json.Decoder(dict[str, Raw])
 _ask = msgspec.json.Decoder(Ask)
 _text = msgspec.json.Decoder(str)
-_ids = msgspec.json.Decoder(list[int])
+_ids = msgspec.json.Decoder(list[Annotated[int, Meta(ge=0, lt=2**31)]])
 
 
 def given(raw: Raw) -> bool:
@@ -134,6 +139,14 @@ class Parsed:
         return self.ask.max_tokens if asked is None else asked
 
 
+async def parse_off_loop(endpoint: Endpoint, body: bytes) -> Parsed:
+    """`parse`, in a thread where the body is large, and refused where its JSON has too many values to decode."""
+    if len(body) <= UNCHECKED_BYTES:
+        return parse(endpoint, body)
+    await asyncio.to_thread(check_structure, body)
+    return await asyncio.to_thread(parse, endpoint, body)
+
+
 def parse(endpoint: Endpoint, body: bytes) -> Parsed:
     """The request; `ApiError` 400 names what is wrong."""
     try:
@@ -171,11 +184,12 @@ def _tokens(prompt: Raw) -> list[int] | None:
     start = bytes(memoryview(prompt)[:16]).lstrip(b"[ \t\r\n")
     if not start[:1].isdigit() or bytes(memoryview(prompt)[:1]) != b"[":
         return None
+    if len(memoryview(prompt)) > _MAX_ID_BYTES:
+        return None
     try:
-        ids = _ids.decode(prompt)
+        return _ids.decode(prompt)
     except msgspec.MsgspecError:
         return None
-    return ids if all(0 <= i < 2**31 for i in ids) else None
 
 
 class Sizer:
@@ -225,7 +239,7 @@ def route_request(
         _add_blocks(route, parsed)
     if router.wants_text:
         prompt = ask.messages if parsed.endpoint == "chat" else ask.prompt
-        route.text = bytes(prompt).decode("utf-8", "replace")
+        route.text = bytes(memoryview(prompt)[:_MAX_HASHED_BYTES]).decode("utf-8", "replace")
     return route
 
 
@@ -233,12 +247,13 @@ def _add_blocks(route: RouteRequest, parsed: Parsed) -> None:
     ask = parsed.ask
     seed = b"\0".join((ask.model.encode("utf-8", "surrogatepass"), bytes(ask.tools), bytes(ask.cache_salt)))
     if parsed.tokens is not None:
-        data, step = struct.pack(f"<{len(parsed.tokens)}i", *parsed.tokens), 4 * BLOCK_TOKENS
+        tokens = parsed.tokens[: BLOCK_TOKENS * (_MAX_BLOCKS + 1)]
+        data, step = struct.pack(f"<{len(tokens)}i", *tokens), 4 * BLOCK_TOKENS
         route.block_tokens = float(BLOCK_TOKENS)
     else:
         prompt = ask.messages if parsed.endpoint == "chat" else ask.prompt
         # Without the closing bracket or quote, which the next turn of a conversation doesn't have there.
-        data, step = bytes(memoryview(prompt)[:-1]), BLOCK_BYTES
+        data, step = bytes(memoryview(prompt)[:-1][:_MAX_HASHED_BYTES]), BLOCK_BYTES
         route.block_tokens = BLOCK_BYTES * route.prompt_tokens / max(1, parsed.prompt_bytes)
     route.blocks, route.tail = prefix_chain(seed, data, step)
 

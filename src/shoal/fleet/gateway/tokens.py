@@ -6,9 +6,9 @@ prefill; it is asked for prompts long enough, of replicas that announce their bl
 
 import asyncio
 from collections import OrderedDict
-from typing import Any
 
 import msgspec
+from msgspec import Raw
 
 from shoal.fleet.gateway.body import Parsed
 from shoal.fleet.registry import Registry, Replica
@@ -18,6 +18,8 @@ from shoal.policy.routing.kv import CombinedIndex, ExactIndex
 
 _SECONDS = 0.5
 _LEAST_TOKENS = 64
+_MOST_TOKENS = 200_000
+"""By the router's estimate; no replica tokenizes more in the time it is given."""
 _CACHED = 256
 _FIELDS = ("model", "messages", "prompt", "tools", "chat_template_kwargs", "add_generation_prompt")
 
@@ -26,6 +28,7 @@ class _Tokens(msgspec.Struct):
     tokens: list[int]
 
 
+_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode = msgspec.json.Decoder(_Tokens).decode
 
 
@@ -42,7 +45,7 @@ class TokenSource:
         """Whether the answer could change where it goes."""
         return (
             route.tokens is None
-            and route.prompt_tokens >= _LEAST_TOKENS
+            and _LEAST_TOKENS <= route.prompt_tokens <= _MOST_TOKENS
             and len(self._registry) > 1
             and self._someone(route.model) is not None
         )
@@ -75,8 +78,8 @@ class TokenSource:
         replica = self._someone(model)
         if replica is None:
             return None
-        asked: dict[str, Any] = msgspec.json.decode(parsed.body)
-        asked["model"] = replica.handle.engine_model or model
+        asked = _fields(parsed.body)
+        asked["model"] = Raw(msgspec.json.encode(replica.handle.engine_model or model))
         body = msgspec.json.encode({name: asked[name] for name in _FIELDS if name in asked})
         self.asked += 1
         try:
