@@ -17,7 +17,7 @@ from shoal.engine.server.answers import Delta, FunctionCallOut, FunctionDelta, T
 from shoal.engine.server.protocol import ChatRequest, NamedToolChoice
 from shoal.engine.server.state import Engine
 from shoal.engine.server.tool_choice import active_tools
-from shoal.engine.text.tools import Event, ToolFormat, ToolParser, tool_parser
+from shoal.engine.text.tools import Event, Reasoning, ToolFormat, ToolParser, tool_parser
 
 
 class Reader(Protocol):
@@ -110,6 +110,8 @@ class FamilyReader:
         for event in events:
             if isinstance(event, str):
                 deltas.append(Delta(content=event))
+            elif isinstance(event, Reasoning):
+                continue
             elif self._most is None or self._calls < self._most:
                 deltas.append(_opening(self._calls, event.name, event.arguments, event.id))
                 self._calls += 1
@@ -138,7 +140,8 @@ def reader_for(engine: Engine, body: ChatRequest) -> Reader:
     if body.tool_choice == "required":
         return RequiredReader()
     if (notation := parsed_notation(engine, body)) is not None:
-        return FamilyReader(tool_parser(notation), at_most_one=body.parallel_tool_calls is False)
+        schemas = {tool.function.name: tool.function.parameters or {} for tool in active_tools(body)}
+        return FamilyReader(tool_parser(notation, schemas), at_most_one=body.parallel_tool_calls is False)
     return PlainReader()
 
 

@@ -1,197 +1,140 @@
-"""What stands inside a section of tool calls, family by family. Each function gives None for what is malformed."""
+"""What stands after the mark that opens a section of tool calls, family by family.
 
-import ast
-import json
-import math
+Each body is read from a `TextCursor` whose mark is at its beginning. It hands calls to `emit` as soon as they are
+whole, which moves the mark behind them, and returns whether the text since the mark is done with: False means that
+it is delimited like a call, but is none, and is content. `Malformed` means that no call can come of it.
+"""
+
 import re
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections.abc import Callable
+
+from shoal.engine.text.cursor import Malformed, Reading, TextCursor
+from shoal.engine.text.tool_json import ToolCall, calls_of, object_text, read_json
+from shoal.engine.text.tool_python import builtin_call, pythonic_calls, read_python
+from shoal.engine.text.tool_xml import Schemas, read_function
+
+Emit = Callable[[list[ToolCall]], None]
+Body = Callable[[TextCursor, Emit, str], Reading[bool]]
+"""The text is given with the mark that opened the section."""
+
+MAX_HEADER = 256
+"""Characters between a mark and the JSON of a call: a name of at most 64, and the notation's own words."""
+
+SEPARATORS = re.compile(r"[;\s]*")
+"""What stands between Llama's calls."""
+_MISTRAL_HEADER = re.compile(r"\s*([\w.\-]+)(?:\[CALL_ID\]([\w\-]+))?(?:\[ARGS\])?\s*")
+_DEEPSEEK_HEADER = re.compile(r"\s*(?:function<｜tool▁sep｜>([\w.\-]+)\s*```json|([\w.\-]+)<｜tool▁sep｜>)\s*")
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call the model asks for. `arguments` is the text of a JSON object."""
+def hermes_body(closer: str, schemas: Schemas) -> Body:
+    """`{"name", "arguments"}` objects, lists of them, or functions in Qwen3-Coder's tags; then `closer`.
 
-    name: str
-    arguments: str
-    id: str | None = None
-    """The model's own identifier, where its notation has one."""
-
-
-def hermes_calls(body: str) -> list[ToolCall] | None:
-    """One `{"name", "arguments"}` object, or a list of them."""
-    return _calls_of(loads(body))
-
-
-def llama_calls(body: str) -> list[ToolCall] | None:
-    """JSON objects one after another, separated by semicolons; or a built-in tool as `name.call(key="value")`."""
-    calls: list[ToolCall] = []
-    rest = body.strip()
-    while rest.startswith(("{", "[")):
-        end = JsonScanner().end(rest)
-        found = _calls_of(loads(rest[:end])) if end else None
-        if not end or not found:
-            return None
-        calls.extend(found)
-        rest = rest[end:].lstrip("; \t\r\n")
-    if rest:
-        builtin = re.fullmatch(r"(\w+)\.call(\(.*\))", rest, re.DOTALL)
-        return pythonic_calls(builtin[1] + builtin[2]) if builtin and not calls else None
-    return calls or None
-
-
-def mistral_calls(body: str) -> list[ToolCall] | None:
-    """A list of objects; or, since tokenizer v11, `name[ARGS]{…}` pieces, each after its own `[TOOL_CALLS]`."""
-    if body.lstrip().startswith("["):
-        return _calls_of(loads(body))
-    calls: list[ToolCall] = []
-    for piece in body.split("[TOOL_CALLS]"):
-        match = re.fullmatch(r"\s*([\w.\-]+)(?:\[CALL_ID\]([\w\-]+))?(?:\[ARGS\])?\s*(\{.*\})\s*", piece, re.DOTALL)
-        arguments = loads(match[3]) if match else None
-        if match is None or not isinstance(arguments, dict):
-            return None
-        calls.append(ToolCall(match[1], dumps(arguments), match[2]))
-    return calls or None
-
-
-def deepseek_calls(body: str) -> list[ToolCall] | None:
-    """`function<sep>name⏎```json⏎{…}⏎```` (V3, R1) or `name<sep>{…}` (V3.1), each between begin and end marks."""
-    calls: list[ToolCall] = []
-    pieces = re.split(r"<｜tool▁call▁begin｜>", body)
-    if pieces[0].strip():
-        return None
-    for piece in pieces[1:]:
-        inner = piece.split("<｜tool▁call▁end｜>")[0]
-        match = re.fullmatch(
-            r"\s*(?:function<｜tool▁sep｜>([\w.\-]+)\s*```json\s*(.*?)\s*```|([\w.\-]+)<｜tool▁sep｜>(.*))\s*",
-            inner,
-            re.DOTALL,
-        )
-        arguments = loads(match[2] or match[4] or "") if match else None
-        if match is None or not isinstance(arguments, dict):
-            return None
-        calls.append(ToolCall(match[1] or match[3], dumps(arguments)))
-    return calls or None
-
-
-def pythonic_calls(body: str) -> list[ToolCall] | None:
-    """Python calls with literal keyword arguments, one a line or in a list; or the JSON form.
-
-    The text is parsed, never run. `print(f(x=1))`, as Gemma likes to write, is a call of `f`.
+    The closing mark may be missing: what is no call any more ends the section.
     """
-    if body.lstrip().startswith("{"):
-        return _calls_of(loads(body))
-    try:
-        statements = ast.parse(body.strip()).body
-        nodes: list[ast.expr] = []
-        for statement in statements:
-            if not isinstance(statement, ast.Expr):
-                return None
-            value = statement.value
-            nodes.extend(value.elts if isinstance(value, ast.List) else [value])
-        return [_python_call(node) for node in nodes] or None
-    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
-        return None
+
+    def read(cursor: TextCursor, emit: Emit, opener: str) -> Reading[bool]:
+        called = False
+        if opener == "<function=":
+            emit((yield from read_function(cursor, schemas)))
+            called = True
+        while True:
+            yield from cursor.skip()
+            character = yield from cursor.peek()
+            if character and character in "{[":
+                calls = calls_of((yield from read_json(cursor)))
+                if calls is None:
+                    yield from cursor.skip()
+                    yield from cursor.literal(closer)
+                    return False
+                emit(calls)
+            elif character == "<" and (yield from cursor.literal("<function=")):
+                emit((yield from read_function(cursor, schemas)))
+            elif called:
+                yield from cursor.literal(closer)
+                return True
+            else:
+                raise Malformed
+            called = True
+
+    return read
 
 
-def _python_call(node: ast.expr) -> ToolCall:
-    if not isinstance(node, ast.Call):
-        raise ValueError("not a call")
-    name = ast.unparse(node.func)
-    if name == "print" and len(node.args) == 1 and not node.keywords:
-        return _python_call(node.args[0])
-    if node.args or not re.fullmatch(r"[\w.]+", name):
-        raise ValueError("positional arguments have no names to be sent by")
-    arguments = {}
-    for keyword in node.keywords:
-        if keyword.arg is None:
-            raise ValueError("a mapping of arguments is no literal")
-        arguments[keyword.arg] = ast.literal_eval(keyword.value)
-    return ToolCall(name, dumps(arguments))
+def llama_body(cursor: TextCursor, emit: Emit, opener: str) -> Reading[bool]:
+    """JSON objects separated by semicolons or white space; or a built-in tool as `name.call(key="value")`."""
+    yield from cursor.skip()
+    character = yield from cursor.peek()
+    if not (character and character in "{["):
+        pieces: list[str] = []
+        while (yield from cursor.peek()):
+            pieces.append(cursor.chunk[cursor.at :])
+            cursor.at = len(cursor.chunk)
+        calls = builtin_call("".join(pieces))
+        if calls:
+            emit(calls)
+        return bool(calls)
+    while character and character in "{[":
+        calls = calls_of((yield from read_json(cursor)))
+        if calls is None:
+            return False
+        emit(calls)
+        yield from cursor.skip(SEPARATORS)
+        character = yield from cursor.peek()
+    return True
 
 
-class JsonScanner:
-    """Finds the end of the JSON object or list that a growing text begins with, looking at each character once."""
-
-    def __init__(self) -> None:
-        self._at = 0
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
-
-    def end(self, text: str) -> int | None:
-        """Index after the value's last character; None while it is unfinished. `text` only ever grows."""
-        for at in range(self._at, len(text)):
-            if self._step(text[at]):
-                return at + 1
-        self._at = len(text)
-        return None
-
-    def _step(self, character: str) -> bool:
-        if self._in_string:
-            if self._escaped:
-                self._escaped = False
-            elif character == "\\":
-                self._escaped = True
-            elif character == '"':
-                self._in_string = False
-        elif character == '"':
-            self._in_string = True
-        elif character in "{[":
-            self._depth += 1
-        elif character in "}]":
-            self._depth -= 1
-            return self._depth == 0
-        return False
+def mistral_body(cursor: TextCursor, emit: Emit, opener: str) -> Reading[bool]:
+    """A list of objects; or, since tokenizer v11, `name[ARGS]{…}`."""
+    yield from cursor.skip()
+    if (yield from cursor.peek()) == "[":
+        calls = calls_of((yield from read_json(cursor)))
+    else:
+        header = yield from _header(cursor, _MISTRAL_HEADER)
+        arguments = object_text((yield from read_json(cursor)))
+        calls = None if arguments is None else [ToolCall(header[1], arguments, header[2])]
+    if calls:
+        emit(calls)
+    return bool(calls)
 
 
-def _calls_of(value: Any) -> list[ToolCall] | None:
-    items = value if isinstance(value, list) else [value]
-    calls = [_call_of(item) for item in items]
-    return [call for call in calls if call is not None] if calls and all(calls) else None
+def _header(cursor: TextCursor, pattern: re.Pattern[str]) -> Reading[re.Match[str]]:
+    """Read up to the brace that opens the arguments; `Malformed` if that doesn't come soon, or not after this."""
+    header = pattern.fullmatch((yield from cursor.header("{", MAX_HEADER)))
+    if header is None or (yield from cursor.peek()) != "{":
+        raise Malformed
+    return header
 
 
-def _call_of(item: Any) -> ToolCall | None:
-    if not isinstance(item, dict):
-        return None
-    if isinstance(item.get("function"), dict):  # OpenAI's own nesting, which some fine-tunes repeat
-        item = {**item, **item["function"]}
-    name = item.get("name")
-    arguments = item.get("arguments", item.get("parameters", {}))
-    if isinstance(arguments, str):
-        arguments = loads(arguments)
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-        return None
-    identity = item.get("id")
-    return ToolCall(name, dumps(arguments), identity if isinstance(identity, str) else None)
+def deepseek_body(cursor: TextCursor, emit: Emit, opener: str) -> Reading[bool]:
+    """`function<sep>name⏎```json⏎{…}⏎```` (V3, R1) or `name<sep>{…}` (V3.1), each between begin and end marks."""
+    called = False
+    while True:
+        yield from cursor.skip()
+        if not (yield from cursor.literal("<｜tool▁call▁begin｜>")):
+            break
+        header = yield from _header(cursor, _DEEPSEEK_HEADER)
+        arguments = object_text((yield from read_json(cursor)))
+        if arguments is None:
+            raise Malformed
+        emit([ToolCall(header[1] or header[2], arguments)])
+        called = True
+        for layout in ("```", "<｜tool▁call▁end｜>"):
+            yield from cursor.skip()
+            yield from cursor.literal(layout)
+    if not called:
+        raise Malformed
+    yield from cursor.literal("<｜tool▁calls▁end｜>")
+    return True
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _finite(text: str) -> float:
-    if math.isfinite(value := float(text)):
-        return value
-    raise ValueError(f"{text} is beyond a float")
-
-
-def loads(text: str) -> Any:
-    """The JSON value, or None. Line breaks inside strings are let through: models write them."""
-    try:
-        return json.loads(text, strict=False, parse_constant=_refuse_constant, parse_float=_finite)
-    except (ValueError, RecursionError):
-        return None
-
-
-def dumps(arguments: dict[str, Any]) -> str:
-    """Compact text of a JSON object, non-ASCII characters as themselves."""
-    return json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-
-
-def overlap(text: str, mark: str) -> int:
-    """How many last characters of `text` are a proper beginning of `mark`."""
-    for length in range(min(len(text), len(mark) - 1), 0, -1):
-        if text.endswith(mark[:length]):
-            return length
-    return 0
+def pythonic_body(cursor: TextCursor, emit: Emit, opener: str) -> Reading[bool]:
+    """Python calls up to three back-ticks, or the JSON form."""
+    yield from cursor.skip()
+    if (yield from cursor.peek()) == "{":
+        calls = calls_of((yield from read_json(cursor)))
+        yield from cursor.skip()
+        yield from cursor.literal("```")
+    else:
+        calls = pythonic_calls((yield from read_python(cursor, "```")))
+    if calls:
+        emit(calls)
+    return bool(calls)

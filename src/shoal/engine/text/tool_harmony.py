@@ -4,97 +4,72 @@
     <|message|>{…}<|call|>                       <|start|>assistant<|channel|>final<|message|>…<|return|>
 
 `final`, and `commentary` without a recipient (a preamble meant for the user), are content; `analysis` is the
-model's own reasoning and is left out; a message to `functions.name` is a call.
+model's own reasoning; a message to `functions.name` is a call.
 """
 
 import re
+from collections.abc import Callable
 
-from shoal.engine.text.tool_bodies import ToolCall, dumps, loads, overlap
+from shoal.engine.text.cursor import Malformed, Reading, TextCursor, any_of
+from shoal.engine.text.tool_events import EventSink
+from shoal.engine.text.tool_json import ToolCall, is_name, object_text, read_json
 
-_END = re.compile(r"<\|(?:end|call|return|start|channel)\|>")
-_OPENERS = ("<|start|>", "<|channel|>", "<|message|>")
-_BEGIN = re.compile(r"<\|(?:start|channel|message)\|>")
-_MESSAGE = "<|message|>"
-_LONGEST_MARK = len("<|channel|>")
+_BEGINS = ("<|start|>", "<|channel|>", "<|message|>")
+_ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
+_MESSAGE = ("<|message|>",)
+_BEGIN_PATTERN, _END_PATTERN, _MESSAGE_PATTERN = any_of(_BEGINS), any_of(_ENDS), any_of(_MESSAGE)
+_RECIPIENT = re.compile(r"to=functions\.([\w.\-]+)")
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
-class HarmonyParser:
-    """Reads one answer; see `shoal.engine.text.tools` for what events are."""
+def read_harmony(cursor: TextCursor, sink: EventSink) -> Reading[None]:
+    """Read one answer. An answer without any mark is content."""
+    mark = yield from cursor.until(_BEGIN_PATTERN, _BEGINS, sink.content)
+    while mark:
+        header = [mark]
+        if mark != "<|message|>" and not (yield from cursor.until(_MESSAGE_PATTERN, _MESSAGE, header.append)):
+            return
+        mark = yield from _read_message(cursor, sink, "".join(header))
 
-    def __init__(self) -> None:
-        self._buffer = ""
-        self._header = ""
-        self._in_body = False
-        self._plain = True
-        """Nothing marked has come yet: an answer without any mark is content."""
 
-    def push(self, text: str) -> list[str | ToolCall]:
-        self._buffer += text
-        events: list[str | ToolCall] = []
-        while self._body(events) if self._in_body else self._head(events):
-            pass
-        return events
+def _read_message(cursor: TextCursor, sink: EventSink, header: str) -> Reading[str]:
+    """Read a message's body; the mark that ended it, empty at the end of the text."""
+    recipient = _RECIPIENT.search(header)
+    show = _sink_of(header, sink)
+    if recipient is not None and is_name(recipient[1]):
+        arguments = yield from _read_arguments(cursor)
+        if arguments is not None:
+            sink.calls([ToolCall(recipient[1], arguments)])
+            show = _drop
+        else:
+            show = sink.content
+    return (yield from cursor.until(_END_PATTERN, _ENDS, show))
 
-    def flush(self) -> list[str | ToolCall]:
-        events: list[str | ToolCall] = []
-        if self._in_body:
-            self._close(self._buffer, events)
-        elif self._plain and self._buffer:
-            events.append(self._buffer)
-        self._buffer, self._in_body = "", False
-        return events
 
-    def _head(self, events: list[str | ToolCall]) -> bool:
-        """Read up to the end of a header; False when more text is needed."""
-        if self._plain:
-            mark = _BEGIN.search(self._buffer)
-            pending = max(overlap(self._buffer, opener) for opener in _OPENERS)
-            shown = mark.start() if mark else len(self._buffer) - pending
-            if shown:
-                events.append(self._buffer[:shown])
-                self._buffer = self._buffer[shown:]
-            if mark is None:
-                return False
-            self._plain = False
-        header, found, rest = self._buffer.partition(_MESSAGE)
-        if not found:
-            return False
-        self._header, self._buffer, self._in_body = header, rest, True
-        return True
+def _read_arguments(cursor: TextCursor) -> Reading[str | None]:
+    """The JSON object of a call, `{}` for an empty message; None, and nothing read, if there is another text."""
+    cursor.mark()
+    try:
+        yield from cursor.skip()
+        if not (yield from cursor.peek()) or (yield from cursor.literal("<|")):
+            cursor.rewind()
+            return "{}"
+        is_object = (yield from cursor.peek()) == "{"
+        arguments = object_text((yield from read_json(cursor))) if is_object else None
+    except Malformed:
+        arguments = None
+    if arguments is None:
+        cursor.rewind()
+    return arguments
 
-    def _body(self, events: list[str | ToolCall]) -> bool:
-        end = _END.search(self._buffer)
-        if end is None:
-            if self._shows:
-                mark = self._buffer.rfind("<", max(0, len(self._buffer) - _LONGEST_MARK))
-                shown = mark if mark >= 0 else len(self._buffer)
-                if shown:
-                    events.append(self._buffer[:shown])
-                self._buffer = self._buffer[shown:]
-            return False
-        body, self._buffer = self._buffer[: end.start()], self._buffer[end.start() :]
-        self._close(body, events)
-        self._in_body = False
-        return True
 
-    def _close(self, body: str, events: list[str | ToolCall]) -> None:
-        name = self._recipient
-        if name is not None:
-            arguments = loads(body or "{}")
-            if isinstance(arguments, dict):
-                events.append(ToolCall(name, dumps(arguments)))
-                return
-        if body and (self._shows or name is not None):
-            events.append(body)
+def _sink_of(header: str, sink: EventSink) -> Callable[[str], None]:
+    """Where the text of a message goes that is no call."""
+    channel = _CHANNEL.search(header)
+    if channel is None or channel[1] in ("final", "commentary"):
+        return sink.content
+    return sink.reasoning if channel[1] == "analysis" else _drop
 
-    @property
-    def _recipient(self) -> str | None:
-        found = re.search(r"to=functions\.([\w.\-]+)", self._header)
-        return found[1] if found else None
 
-    @property
-    def _shows(self) -> bool:
-        if self._recipient is not None:
-            return False
-        channel = re.search(r"<\|channel\|>\s*(\w+)", self._header)
-        return channel is None or channel[1] in ("final", "commentary")
+def _drop(text: str) -> None:
+    """Nothing that the client sees."""

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shoal.engine.text.tool_bodies import loads
+from shoal.engine.text.tool_json import loads
 
 _INSTRUCTIONS = """\
 You can call the functions listed between <tools> and </tools>, one JSON description a line:

@@ -2,35 +2,49 @@
 
 Every family marks its calls in text. A parser is fed the text as it comes and gives back *events*: pieces of
 content (`str`) as soon as they cannot be the beginning of a call any more, and calls (`ToolCall`) as soon as they
-are whole. What turns out to be no well-formed call comes out as content, unchanged. The content put together and
-the calls do not depend on how the text was cut.
+are whole. What turns out to be no well-formed call comes out as content, unchanged. A mark inside a string of the
+arguments is text. The events do not depend on how the text was cut, and the time is linear in its length.
 
-    hermes     <tool_call>{"name": …, "arguments": {…}}</tool_call>      Hermes, Qwen, SmolLM2 (also a list)
-    llama      {"name": …, "parameters": {…}}  or after <|python_tag|>    Llama 3.1 and later
-    mistral    [TOOL_CALLS][{"name": …, "arguments": {…}}]  or  [TOOL_CALLS]name[ARGS]{…}
-    pythonic   ```tool_code⏎name(key=value)⏎```                           Gemma
-    deepseek   <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>…<｜tool▁calls▁end｜>
-    harmony    <|channel|>commentary to=functions.name …<|message|>{…}    gpt-oss
+    hermes       <tool_call>{"name": …, "arguments": {…}}</tool_call>      Hermes, Qwen, SmolLM2 (also a list)
+    qwen_coder   <tool_call><function=name><parameter=key>…</parameter></function></tool_call>   Qwen3-Coder
+    seed         the same between <seed:tool_call> and </seed:tool_call>    Seed-OSS
+    llama        {"name": …, "parameters": {…}}  or after <|python_tag|>    Llama 3.1 and later
+    mistral      [TOOL_CALLS][{"name": …, "arguments": {…}}]  or  [TOOL_CALLS]name[ARGS]{…}
+    pythonic     ```tool_code⏎name(key=value)⏎```                           Gemma
+    deepseek     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>…<｜tool▁calls▁end｜>
+    harmony      <|channel|>commentary to=functions.name …<|message|>{…}    gpt-oss
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from shoal.engine.text.cursor import Malformed, Reading, TextCursor, Unfinished, any_of
 from shoal.engine.text.tool_bodies import (
-    JsonScanner,
-    ToolCall,
-    deepseek_calls,
-    hermes_calls,
-    llama_calls,
-    mistral_calls,
-    overlap,
-    pythonic_calls,
+    SEPARATORS,
+    Body,
+    deepseek_body,
+    hermes_body,
+    llama_body,
+    mistral_body,
+    pythonic_body,
 )
-from shoal.engine.text.tool_harmony import HarmonyParser
+from shoal.engine.text.tool_events import Event, EventParser, EventSink, Reasoning
+from shoal.engine.text.tool_harmony import read_harmony
+from shoal.engine.text.tool_json import ToolCall, calls_of, read_json
+from shoal.engine.text.tool_xml import Schemas
 
-ToolFormat = Literal["hermes", "llama", "mistral", "pythonic", "deepseek", "harmony"]
-Event = str | ToolCall
+__all__ = [
+    "Event",
+    "Reasoning",
+    "ToolCall",
+    "ToolFormat",
+    "ToolParser",
+    "needs_special_tokens",
+    "parse_tool_calls",
+    "tool_format_of",
+    "tool_parser",
+]
+
+ToolFormat = Literal["hermes", "qwen_coder", "seed", "llama", "mistral", "pythonic", "deepseek", "harmony"]
 
 
 class ToolParser(Protocol):
@@ -43,28 +57,41 @@ class ToolParser(Protocol):
         """The rest, once the text is complete."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Section:
-    """How a family delimits calls. `closer` None: a section reaches to the end of the text."""
-
-    opener: str
-    closer: str | None
-    parse: Callable[[str], list[ToolCall] | None]
-
-
-_SECTIONS = {
-    "hermes": _Section("<tool_call>", "</tool_call>", hermes_calls),
-    "llama": _Section("<|python_tag|>", None, llama_calls),
-    "mistral": _Section("[TOOL_CALLS]", None, mistral_calls),
-    "pythonic": _Section("```tool_code", "```", pythonic_calls),
-    "deepseek": _Section("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", deepseek_calls),
+_OPENERS: dict[ToolFormat, tuple[str, ...]] = {
+    "hermes": ("<tool_call>",),
+    # Its models leave out the first mark at times.
+    "qwen_coder": ("<tool_call>", "<function="),
+    "seed": ("<seed:tool_call>",),
+    "llama": ("<|python_tag|>",),
+    "mistral": ("[TOOL_CALLS]",),
+    "pythonic": ("```tool_code",),
+    "deepseek": ("<｜tool▁calls▁begin｜>",),
 }
+
+
+def _body(tool_format: ToolFormat, schemas: Schemas) -> Body:
+    match tool_format:
+        case "hermes" | "qwen_coder":
+            return hermes_body("</tool_call>", schemas)
+        case "seed":
+            return hermes_body("</seed:tool_call>", schemas)
+        case "llama":
+            return llama_body
+        case "mistral":
+            return mistral_body
+        case "pythonic":
+            return pythonic_body
+        case _:
+            return deepseek_body
+
 
 _MARKS: tuple[tuple[str, ToolFormat], ...] = (
     ("<|channel|>", "harmony"),
     ("<｜tool▁calls▁begin｜>", "deepseek"),
     ("[TOOL_CALLS]", "mistral"),
     ("<|python_tag|>", "llama"),
+    ("<seed:tool_call>", "seed"),
+    ("<parameter=", "qwen_coder"),
     ("<tool_call>", "hermes"),
     ("tool_code", "pythonic"),
 )
@@ -95,146 +122,70 @@ def tool_format_of(chat_template: str | None, model_type: str = "") -> ToolForma
 
 def needs_special_tokens(tool_format: ToolFormat) -> bool:
     """Whether the notation's marks are special tokens, which decoding must then not skip."""
-    return tool_format not in ("hermes", "pythonic")
+    return tool_format not in ("hermes", "qwen_coder", "pythonic")
 
 
-def tool_parser(tool_format: ToolFormat) -> ToolParser:
-    """A parser for one answer."""
+def tool_parser(tool_format: ToolFormat, schemas: Schemas | None = None) -> ToolParser:
+    """A parser for one answer. `schemas` of the tools' arguments give types where the notation writes bare text."""
     if tool_format == "harmony":
-        return HarmonyParser()
-    sections = _SectionParser(_SECTIONS[tool_format])
-    return _LlamaParser(sections) if tool_format == "llama" else sections
+        return EventParser(read_harmony)
+    openers, body = _OPENERS[tool_format], _body(tool_format, schemas or {})
+
+    def read(cursor: TextCursor, sink: EventSink) -> Reading[None]:
+        if tool_format == "llama":
+            yield from _read_bare_calls(cursor, sink)
+        yield from _read_sections(cursor, sink, openers, body)
+
+    return EventParser(read)
 
 
-def parse_tool_calls(tool_format: ToolFormat, text: str) -> tuple[str, list[ToolCall]]:
+def parse_tool_calls(
+    tool_format: ToolFormat, text: str, schemas: Schemas | None = None
+) -> tuple[str, list[ToolCall]]:
     """Content and calls of a whole answer."""
-    parser = tool_parser(tool_format)
+    parser = tool_parser(tool_format, schemas)
     events = parser.push(text) + parser.flush()
     content = "".join(event for event in events if isinstance(event, str))
     return content, [event for event in events if isinstance(event, ToolCall)]
 
 
-class _SectionParser:
-    """Content with delimited sections of calls. White space next to a section of calls is layout, not content."""
+def _read_sections(cursor: TextCursor, sink: EventSink, openers: tuple[str, ...], body: Body) -> Reading[None]:
+    """Content with sections of calls, each after one of `openers`."""
+    pattern = any_of(openers)
+    while opener := (yield from cursor.until(pattern, openers, sink.content)):
+        called = False
 
-    def __init__(self, section: _Section) -> None:
-        self._section = section
-        self._buffer = ""
-        self._space = ""
-        """White space right before the section being read."""
-        self._inside = False
-        self._after_calls = False
-        """Nothing but white space has come since the last section of calls."""
+        def emit(calls: list[ToolCall]) -> None:
+            nonlocal called
+            called = True
+            sink.calls(calls)
+            cursor.mark()
 
-    def push(self, text: str) -> list[Event]:
-        self._buffer += text
-        events: list[Event] = []
-        while self._leave_section(events) if self._inside else self._enter_section(events):
-            pass
-        return events
-
-    def flush(self) -> list[Event]:
-        events: list[Event] = []
-        if self._inside:
-            # Cut off, or the closing mark was the token that ended the answer: whole calls count all the same.
-            self._finish(self._buffer, "", events)
-        elif not (self._after_calls and self._buffer.isspace()):
-            self._content(self._buffer, events)
-        self._buffer = ""
-        return events
-
-    def _enter_section(self, events: list[Event]) -> bool:
-        opener = self._section.opener
-        at = self._buffer.find(opener)
-        if at < 0:
-            shown = len(self._buffer) - overlap(self._buffer, opener)
-            # White space before a call is dropped with it, so it waits for what follows.
-            shown = len(self._buffer[:shown].rstrip())
-            self._content(self._buffer[:shown], events)
-            self._buffer = self._buffer[shown:]
-            return False
-        before = self._buffer[:at]
-        kept = before.rstrip()
-        self._content(kept, events)
-        self._space = before[len(kept) :]
-        self._buffer = self._buffer[at + len(opener) :]
-        self._inside = True
-        return True
-
-    def _leave_section(self, events: list[Event]) -> bool:
-        closer = self._section.closer
-        at = self._buffer.find(closer) if closer is not None else -1
-        if closer is None or at < 0:
-            return False
-        body, self._buffer = self._buffer[:at], self._buffer[at + len(closer) :]
-        self._finish(body, closer, events)
-        return True
-
-    def _finish(self, body: str, closer: str, events: list[Event]) -> None:
-        self._inside = False
-        calls = self._section.parse(body)
-        if calls:
-            events.extend(calls)
-            self._after_calls = True
-        else:
-            self._content(f"{self._space}{self._section.opener}{body}{closer}", events)
-
-    def _content(self, text: str, events: list[Event]) -> None:
-        if self._after_calls:
-            text = text.lstrip()
-        if text:
-            self._after_calls = False
-            events.append(text)
+        try:
+            done = yield from body(cursor, emit, opener)
+            rest = "" if done else cursor.recorded()
+        except Unfinished:
+            done, rest = False, cursor.recorded()
+        except Malformed:
+            # The text behind the mark is read anew, for it may hold another one.
+            done, rest = False, ""
+            cursor.rewind()
+        if not called and not done:
+            sink.content(opener + rest)
+        elif rest:
+            sink.content(rest)
 
 
-class _LlamaParser:
-    """Llama writes a call as the whole answer, bare; or anywhere after `<|python_tag|>`."""
-
-    def __init__(self, sections: _SectionParser) -> None:
-        self._sections = sections
-        self._space = ""
-        """White space before what may be a bare call."""
-        self._start = ""
-        self._bare = True
-        """The answer so far is bare calls, or the beginning of one."""
-        self._calls = 0
-        self._scanner = JsonScanner()
-
-    def push(self, text: str) -> list[Event]:
-        if not self._bare:
-            return self._sections.push(text)
-        self._start += text
-        events: list[Event] = []
-        while self._take_bare(events):
-            pass
-        return events
-
-    def flush(self) -> list[Event]:
-        events = self._leave_bare() if self._bare else []
-        return events + self._sections.flush()
-
-    def _take_bare(self, events: list[Event]) -> bool:
-        """Read one bare call from the start; False when more text is needed or none can be there."""
-        # Several calls are separated by semicolons or white space.
-        rest = self._start.lstrip("; \t\r\n" if self._calls else None)
-        self._space += self._start[: len(self._start) - len(rest)]
-        self._start = rest
-        if not rest:
-            return False
-        if rest[0] == "{":
-            end = self._scanner.end(rest)
-            if end is None:
-                return False
-            self._scanner = JsonScanner()
-            if calls := llama_calls(rest[:end]):
-                events.extend(calls)
-                self._calls += len(calls)
-                self._space, self._start = "", rest[end:]
-                return True
-        events.extend(self._leave_bare())
-        return False
-
-    def _leave_bare(self) -> list[Event]:
-        """What is left is no call: hand it to the other form's parser."""
-        self._bare = False
-        return self._sections.push(self._start if self._calls else self._space + self._start)
+def _read_bare_calls(cursor: TextCursor, sink: EventSink) -> Reading[None]:
+    """Llama writes calls as the whole answer, without a mark; what else comes is left for sections."""
+    try:
+        while True:
+            cursor.mark()
+            yield from cursor.skip()
+            if (yield from cursor.peek()) != "{" or (calls := calls_of((yield from read_json(cursor)))) is None:
+                break
+            sink.calls(calls)
+            yield from cursor.skip(SEPARATORS)
+    except Malformed:
+        pass
+    cursor.rewind()
