@@ -18,7 +18,6 @@ from shoal.engine.core import EngineCore
 from shoal.engine.errors import EngineDead
 from shoal.engine.load import load_engine
 from shoal.engine.options import EngineOptions
-from shoal.engine.parallel.mesh import MeshSpec
 from shoal.engine.ranks.executor import ProcessExecutor
 from shoal.engine.sampling.params import SamplingParams
 
@@ -125,7 +124,7 @@ def inject(monkeypatch: pytest.MonkeyPatch, right: Right, seed: int) -> None:
 
 
 def ranks_of(layout: Mapping[str, int]) -> int:
-    return MeshSpec.of(**layout).world
+    return EngineOptions(model="m", **layout).layout.world
 
 
 def test_a_fault_never_yields_a_wrong_token_nor_a_request_without_an_end(

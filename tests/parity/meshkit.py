@@ -5,15 +5,15 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from shoal.engine.parallel import Group, Mesh, MeshSpec, TrafficCounters
-from shoal.engine.parallel.mesh import GroupAxis
+from shoal.engine.parallel import Group, Mesh, TrafficCounters
 from shoal.engine.parallel.shm import ShmGroup, connect
 from shoal.engine.parallel.shm_layout import SegmentLayout, anonymous_segment
+from shoal.specs.layout import GroupAxis, Layout
 
 T = TypeVar("T")
 
 
-def run_ranks(spec: MeshSpec, body: Callable[[Mesh], T], deadline: float = 60.0) -> list[T]:
+def run_ranks(spec: Layout, body: Callable[[Mesh], T], deadline: float = 60.0) -> list[T]:
     """What `body` returns on each rank, all running at once; the first exception if one raises."""
     segments: dict[tuple[GroupAxis, tuple[int, ...]], int] = {}
     lock = threading.Lock()

@@ -15,9 +15,10 @@ from torch import Tensor
 from parity.meshkit import run_ranks
 from shoal.engine.layers.loading import cutter
 from shoal.engine.layers.moe import MoeFfn
-from shoal.engine.parallel import Mesh, MeshSpec, Volume
+from shoal.engine.parallel import Mesh, Volume
 from shoal.plan.collectives import step_traffic
 from shoal.policy.experts import EMPTY, LayerLoad, LayerPlacement, add_loads, initial_placement
+from shoal.specs.layout import Layout
 from shoal.specs.model import FfnSpec, RouterSpec
 
 CPU = torch.device("cpu")
@@ -37,18 +38,18 @@ SPECS = {
     ),
 }
 LAYOUTS = {
-    "ep2": MeshSpec(dp=2, ep=2),
-    "ep4": MeshSpec(dp=4, ep=4),
-    "tp2": MeshSpec(tp=2),
-    "tp3": MeshSpec(tp=3),
-    "tp2-ep2": MeshSpec(tp=2, ep=2),
-    "tp3-ep3": MeshSpec(tp=3, ep=3),
-    "tp4-ep2": MeshSpec(tp=4, ep=2),  # whole experts on two ranks, cut in halves
-    "dp2-tp2-ep2": MeshSpec(dp=2, tp=2, ep=2),
-    "dp2-tp2-ep4": MeshSpec(dp=2, tp=2, ep=4),
-    "dp4-ep2": MeshSpec(dp=4, ep=2),  # an expert's halves are in different lanes
-    "cp2-ep2": MeshSpec(cp=2, ep=2),
-    "dp2-cp2-ep2": MeshSpec(dp=2, cp=2, ep=2),
+    "ep2": Layout(dp=2, ep=2),
+    "ep4": Layout(dp=4, ep=4),
+    "tp2": Layout(tp=2),
+    "tp3": Layout(tp=3),
+    "tp2-ep2": Layout(tp=2, ep=2),
+    "tp3-ep3": Layout(tp=3, ep=3),
+    "tp4-ep2": Layout(tp=4, ep=2),  # whole experts on two ranks, cut in halves
+    "dp2-tp2-ep2": Layout(dp=2, tp=2, ep=2),
+    "dp2-tp2-ep4": Layout(dp=2, tp=2, ep=4),
+    "dp4-ep2": Layout(dp=4, ep=2),  # an expert's halves are in different lanes
+    "cp2-ep2": Layout(cp=2, ep=2),
+    "dp2-cp2-ep2": Layout(dp=2, cp=2, ep=2),
 }
 
 
@@ -79,7 +80,7 @@ def fill(ffn: MoeFfn, weights: dict[str, Tensor]) -> None:
         target.fill(name, tuple(weights[name].shape), cutter(weights[name]))
 
 
-def rows_of(spec: MeshSpec, counts: Sequence[int], seed: int = 0) -> dict[tuple[int, int], Tensor]:
+def rows_of(spec: Layout, counts: Sequence[int], seed: int = 0) -> dict[tuple[int, int], Tensor]:
     """Rows by (lane, context-parallel rank); tensor-parallel ranks have the same."""
     generator = torch.Generator().manual_seed(seed)
     places = [(dp, cp) for dp in range(spec.dp) for cp in range(spec.cp)]
@@ -89,7 +90,7 @@ def rows_of(spec: MeshSpec, counts: Sequence[int], seed: int = 0) -> dict[tuple[
 
 
 def assert_as_on_one_rank(
-    layer: Layer, spec: MeshSpec, rows: dict[tuple[int, int], Tensor], outs: list[Tensor]
+    layer: Layer, spec: Layout, rows: dict[tuple[int, int], Tensor], outs: list[Tensor]
 ) -> None:
     for rank, out in enumerate(outs):
         at = spec.coordinates(rank)

@@ -18,10 +18,11 @@ from parity.direct import Direct, relative_error
 from parity.meshkit import run_ranks
 from parity.tiny import MIXTURES, VOCAB, TinyModel, save_tiny
 from shoal.engine.models import UnsupportedModel, build_model
-from shoal.engine.parallel import Mesh, MeshSpec
+from shoal.engine.parallel import Mesh
 from shoal.engine.weights import WeightsError, open_weights
 from shoal.engine.weights.published import FP8_BLOCK
 from shoal.specs import load_model_spec
+from shoal.specs.layout import Layout
 
 TOLERANCE = 1e-4
 CPU = torch.device("cpu")
@@ -118,7 +119,7 @@ def test_a_rank_reads_its_own_experts_only(tmp_path: Path, publish: Any, ep: int
         build_model(spec, torch.float32, CPU, mesh=mesh).load(source)
         return source.bytes_read
 
-    read = run_ranks(MeshSpec(dp=ep, ep=ep), body)
+    read = run_ranks(Layout(dp=ep, ep=ep), body)
     used = {
         name: tensor.nbytes
         for name, tensor in load_file(tmp_path / "model.safetensors").items()
@@ -142,7 +143,7 @@ def test_an_unknown_expert_is_refused_by_name_on_every_rank(tmp_path: Path) -> N
             build_model(spec, torch.float32, CPU, mesh=mesh).load(open_weights(tmp_path))
         return str(error.value)
 
-    for message in run_ranks(MeshSpec(dp=2, ep=2), body):
+    for message in run_ranks(Layout(dp=2, ep=2), body):
         assert "1 tensors are not of MixtralForCausalLM" in message
         assert "experts.5.w1.weight" in message
 
@@ -162,7 +163,7 @@ def test_a_missing_expert_is_named_by_the_rank_that_has_it(tmp_path: Path) -> No
             return str(error)
         return None
 
-    first, second = run_ranks(MeshSpec(dp=2, ep=2), body)
+    first, second = run_ranks(Layout(dp=2, ep=2), body)
     assert first is None
     assert second is not None
     assert "layers.1.mlp.experts.4.down_proj.weight" in second

@@ -160,7 +160,7 @@ def test_bug_22_ranks_remember_the_same_sequences(case: Case) -> None:
     """And none but those that ended with the last step: these are dropped when the next one begins."""
     greedy(case.llm, case.expected.prompts[:2], NEW)
     reports = case.executor.reports()
-    mesh = case.executor.mesh
+    mesh = case.executor.layout
     for lane in range(mesh.dp):
         held = {reports[rank].live_sequences for rank in range(mesh.world) if mesh.coordinates(rank).dp == lane}
         assert len(held) == 1

@@ -7,10 +7,10 @@ import pytest
 from parity.enginekit import greedy, save_engine_checkpoint
 from parity.tiny import VOCAB, TinyModel
 from shoal import LLM
-from shoal.engine.parallel.placement import stage_layers
 from shoal.engine.ranks.executor import ProcessExecutor
 from shoal.plan.collectives import Traffic, step_traffic
 from shoal.specs import load_model_spec
+from shoal.specs.stages import stage_layers
 
 TINY = TinyModel("llama", "LlamaConfig", {"num_hidden_layers": 5, "vocab_size": VOCAB + 1})
 PROMPT, NEW = list(range(5, 35)), 7

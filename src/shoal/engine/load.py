@@ -13,7 +13,7 @@ from shoal.engine.kv.blocks import KvBlocks
 from shoal.engine.lora.config import adapter_digest
 from shoal.engine.machine import usable_cores
 from shoal.engine.options import EngineOptions
-from shoal.engine.parallel.mesh import Mesh, MeshSpec
+from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.ranks.executor import ProcessExecutor
 from shoal.engine.ranks.load import load_worker
 from shoal.engine.ranks.rank import join
@@ -37,7 +37,7 @@ def load_engine(options: EngineOptions, observer: Observer | None = None) -> tup
     replica has ended.
     """
     options.validate()
-    mesh = options.mesh
+    layout = options.layout
     if options.rendezvous == "env" and (launched := LaunchEnv.of()).rank > 0:
         raise SystemExit(join(launched))
     cache_dir = Path(options.cache_dir) if options.cache_dir else None
@@ -47,7 +47,7 @@ def load_engine(options: EngineOptions, observer: Observer | None = None) -> tup
     guided = GuidedCompiler(tokenizer.json, spec.vocab, tuple(tokenizer.eos_token_ids))
     executor: Executor
     blocks: KvBlocks | None = None
-    if mesh.world == 1 and options.rendezvous == "local":
+    if layout.world == 1 and options.rendezvous == "local":
         torch.set_num_threads(options.threads or usable_cores())
         loaded = load_worker(options, Mesh.single(), found.path, spec, guided, tuple(tokenizer.eos_token_ids))
         budget = loaded.budget
@@ -56,7 +56,7 @@ def load_engine(options: EngineOptions, observer: Observer | None = None) -> tup
         if options.kv_transfer is not None:
             blocks = KvBlocks(worker.kv, spec, _numerics(options, spec, loaded.dtype))
     else:
-        _check_layout(mesh, spec)
+        _check_layout(layout, spec)
         # The ranks compute; this process only decides and must not take their cores.
         torch.set_num_threads(1)
         executor = ProcessExecutor.start(options, found.path, cores=usable_cores())
@@ -72,7 +72,7 @@ def load_engine(options: EngineOptions, observer: Observer | None = None) -> tup
     )
     config = SchedulerConfig(
         num_blocks=budget.num_blocks,
-        block_size=options.block_size * mesh.cp,
+        block_size=options.block_size * layout.cp,
         max_model_len=budget.max_model_len,
         token_budget=options.max_num_batched_tokens,
         max_sequences=options.max_num_seqs,
@@ -81,7 +81,7 @@ def load_engine(options: EngineOptions, observer: Observer | None = None) -> tup
         max_plans_in_flight=executor.max_in_flight,
         record_events=options.kv_events is not None,
     )
-    scheduler = Scheduler(config) if mesh.dp == 1 else LaneScheduler(config, mesh.dp)
+    scheduler = Scheduler(config) if layout.dp == 1 else LaneScheduler(config, layout.dp)
     core = EngineCore(
         scheduler,
         executor,
@@ -116,9 +116,8 @@ def _publisher(options: EngineOptions, executor: Executor) -> KvEventSink | None
         raise
 
 
-def _check_layout(mesh: MeshSpec, spec: ModelSpec) -> None:
-    """Raises SpecError with the rules that the layout breaks. Columns of an expert are dealt unevenly here."""
-    layout = Layout(tp=mesh.tp, pp=mesh.pp, ep=mesh.ep, dp=mesh.dp, cp=mesh.cp)
+def _check_layout(layout: Layout, spec: ModelSpec) -> None:
+    """Raises SpecError with the rules that the layout breaks. Columns of an expert are split unevenly here."""
     if any(problem.rule != "expert-width" for problem in layout.problems(spec)):
         layout.validate(spec)
 
@@ -128,7 +127,7 @@ def _balancer(options: EngineOptions, spec: ModelSpec) -> ExpertBalancer | None:
         return None
     routers = [(index, router) for index, layer in enumerate(spec.layers) if (router := layer.ffn.router)]
     placements = [
-        (index, initial_placement(router.experts, options.mesh.ep, options.spare_experts))
+        (index, initial_placement(router.experts, options.layout.ep, options.spare_experts))
         for index, router in routers
     ]
     return ExpertBalancer(placements, options.balance_steps)

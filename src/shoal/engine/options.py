@@ -6,12 +6,14 @@ from typing import Literal
 import msgspec
 
 from shoal.engine.errors import InvalidOption
-from shoal.engine.parallel.mesh import MeshSpec
+from shoal.specs.errors import SpecError
+from shoal.specs.layout import Layout
 
 DTYPES = ("auto", "float32", "bfloat16")
 KV_DTYPES = ("auto", "int8")
 SCHEMES = ("int8", "int4")
 COLLECTIVES = ("auto", "shm", "gloo", "nccl")
+MAX_RANKS = 4096
 _TRANSFER = re.compile(r"^tcp://[^/\s:]+:(\d{1,5})$")
 _NAME = re.compile(r"^[^\s=]{1,256}$")
 _EVENTS = re.compile(r"^tcp://[^/\s:]+:[1-9]\d{0,4}$")
@@ -99,9 +101,21 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     (as torchrun does), on one host or several; rank 0 serves."""
 
     @property
-    def mesh(self) -> MeshSpec:
-        """The axes. Raises InvalidOption naming the rule that they break."""
-        return MeshSpec.of(tp=self.tp, pp=self.pp, dp=self.dp, cp=self.cp, ep=self.ep)
+    def layout(self) -> Layout:
+        """The axes; `ep` alone means as many lanes. Raises InvalidOption naming the rule that they break."""
+        lanes = self.ep if self.ep > 1 and self.dp == self.cp == self.tp == 1 else self.dp
+        try:
+            layout = Layout(tp=self.tp, pp=self.pp, dp=lanes, cp=self.cp, ep=self.ep)
+        except SpecError as error:
+            axis = error.field.removeprefix("layout.")
+            raise InvalidOption(axis, error.value, "a whole number >= 1") from None
+        if layout.world > MAX_RANKS:
+            raise InvalidOption("tp", self.tp, f"dp·pp·cp·tp of at most {MAX_RANKS} ranks, not {layout.world}")
+        if layout.stage_ranks % layout.ep:
+            valid = ", ".join(str(d) for d in range(1, layout.stage_ranks + 1) if layout.stage_ranks % d == 0)
+            accepted = f"a divisor of dp·cp·tp = {layout.stage_ranks}, the ranks that it regroups: {valid}"
+            raise InvalidOption("ep", self.ep, accepted)
+        return layout
 
     def validate(self) -> None:
         """Raise `InvalidOption` for the first field that cannot work."""
@@ -154,14 +168,14 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidOption("kv_transfer", self.kv_transfer, "tcp://host:port with a port from 0 to 65535")
         if not self.prefix_caching:
             raise InvalidOption("kv_transfer", self.kv_transfer, "none without prefix_caching")
-        if self.mesh.world > 1 or self.rendezvous == "env":
+        if self.layout.world > 1 or self.rendezvous == "env":
             raise InvalidOption("kv_transfer", self.kv_transfer, "none for a replica of several ranks")
 
     def _validate_ranks(self) -> None:
-        mesh = self.mesh
-        if self.spare_experts < 0 or (self.spare_experts and mesh.ep == 1):
+        layout = self.layout
+        if self.spare_experts < 0 or (self.spare_experts and layout.ep == 1):
             raise InvalidOption("spare_experts", self.spare_experts, "0, or with ep > 1 a whole number of slots")
-        if self.balance_steps is not None and (self.balance_steps < 1 or mesh.ep == 1):
+        if self.balance_steps is not None and (self.balance_steps < 1 or layout.ep == 1):
             raise InvalidOption("balance_steps", self.balance_steps, "with ep > 1, a whole number of steps >= 1")
         if self.collectives not in COLLECTIVES:
             raise InvalidOption("collectives", self.collectives, "one of " + ", ".join(COLLECTIVES))

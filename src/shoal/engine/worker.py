@@ -94,7 +94,7 @@ class Worker:
         if command.placement is not None:
             self._model.place_experts(command.placement)
         sampled: list[SampledSequence] = []
-        if plan.sequences or self._mesh.spec.lock_step:
+        if plan.sequences or self._mesh.layout.lock_step:
             sampled = self._compute(plan.sequences)
         loads = self._model.take_expert_loads() if command.report_load else ()
         return StepResult(plan.step, tuple(sampled), loads)

@@ -1,7 +1,12 @@
 """How a replica is spread over devices: `Layout`, its rules, and the nearest layout that keeps them.
 
-Ranks are numbered tp fastest, then cp, dp and pp, so that the axis that talks most has neighbours. The experts of
-a layer are spread over all `tp·cp·dp` ranks of a stage: `ep` groups, each expert cut `moe_tp` ways.
+    rank = ((pp · DP + dp) · CP + cp) · TP + tp        tp fastest: the axis that sends most has neighbours
+
+    dp=1 pp=2 tp=2     stage 0: ranks 0 1      stage 1: ranks 2 3      tp groups {0,1} {2,3}, pp groups {0,2} {1,3}
+
+`ep` adds no ranks: it regroups the `stage_ranks` = dp·cp·tp ranks of a pipeline stage for the expert layers. Rank j
+of a stage holds expert group j // cut, of which it holds slice j % cut, where cut = `stage_ranks` / ep. Tokens are
+sent over `ep` (same slice), slices are summed over `etp` (same expert group).
 """
 
 import functools
@@ -14,7 +19,19 @@ from shoal.specs.model import FfnSpec, ModelSpec, QuantizationSpec
 
 Axis = Literal["tp", "pp", "ep", "dp", "cp"]
 AXES: tuple[Axis, ...] = ("tp", "pp", "ep", "dp", "cp")
+GroupAxis = Literal["tp", "pp", "cp", "dp", "ep", "etp", "world"]
+GROUP_AXES: tuple[GroupAxis, ...] = ("tp", "pp", "cp", "dp", "ep", "etp", "world")
 MAX_WORLD = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinates:
+    """Where a rank is on the axes."""
+
+    dp: int
+    pp: int
+    cp: int
+    tp: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +78,69 @@ class Layout:
     def moe_tp(self) -> int:
         """Ranks that each expert is cut over (only whole when `ep` divides `stage_ranks`)."""
         return max(1, self.stage_ranks // self.ep)
+
+    @property
+    def expert_cut(self) -> int:
+        """Ranks that Shoal's engine cuts each expert over; without `ep`, over `tp`, like dense layers."""
+        return self.tp if self.ep == 1 else self.moe_tp
+
+    @property
+    def lock_step(self) -> bool:
+        """Whether lanes meet in the collectives of expert layers, so that an idle one has to join every step."""
+        return self.dp > 1 and self.ep > 1
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Where `rank` is. Raises ValueError for one that the layout does not have."""
+        if not 0 <= rank < self.world:
+            raise ValueError(f"rank {rank} of {self.world}")
+        rest, tp = divmod(rank, self.tp)
+        rest, cp = divmod(rest, self.cp)
+        pp, dp = divmod(rest, self.dp)
+        return Coordinates(dp=dp, pp=pp, cp=cp, tp=tp)
+
+    def rank(self, at: Coordinates) -> int:
+        """The rank at `at`."""
+        return ((at.pp * self.dp + at.dp) * self.cp + at.cp) * self.tp + at.tp
+
+    def members(self, axis: GroupAxis, rank: int) -> tuple[int, ...]:
+        """The ranks of `rank`'s group of an axis, by index within the group."""
+        at = self.coordinates(rank)
+        match axis:
+            case "world":
+                return tuple(range(self.world))
+            case "ep" | "etp":
+                return self._expert_members(axis, rank)
+            case "tp" | "cp" | "dp" | "pp":
+                return tuple(self.rank(replace(at, **{axis: i})) for i in range(getattr(self, axis)))
+
+    def _expert_members(self, axis: Literal["ep", "etp"], rank: int) -> tuple[int, ...]:
+        if self.ep == 1:
+            return self.members("tp", rank) if axis == "etp" else (rank,)
+        cut = self.expert_cut
+        first = rank - rank % self.stage_ranks
+        group, part = divmod(rank - first, cut)
+        if axis == "ep":
+            return tuple(first + other * cut + part for other in range(self.ep))
+        return tuple(first + group * cut + other for other in range(cut))
+
+    def groups(self, axis: GroupAxis) -> tuple[tuple[int, ...], ...]:
+        """All groups of an axis, each once, in order of their first rank."""
+        return tuple(dict.fromkeys(self.members(axis, rank) for rank in range(self.world)))
+
+    def samples(self, rank: int) -> bool:
+        """Whether `rank` samples for its lane: last stage, first of tp and cp."""
+        at = self.coordinates(rank)
+        return at.pp == self.pp - 1 and at.cp == 0 and at.tp == 0
+
+    def describe(self, rank: int) -> str:
+        """`rank` for messages: `rank 1 (tp 1 of 2)`."""
+        at = self.coordinates(rank)
+        places = [
+            f"{axis} {getattr(at, axis)} of {getattr(self, axis)}"
+            for axis in ("dp", "pp", "cp", "tp")
+            if getattr(self, axis) > 1
+        ]
+        return f"rank {rank}" + (f" ({', '.join(places)})" if places else "")
 
     def span(self, axis: Axis) -> int:
         """Neighbouring devices from the first to the last rank of one group of this axis."""

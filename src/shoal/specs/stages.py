@@ -2,7 +2,7 @@
 
     balance([5, 1, 1, 1], 2)  ->  0 | 1 2 3
 
-The engine deals layers to its ranks by this rule and the planner sizes them by it.
+The engine assigns layers to its ranks by this rule and the planner sizes them by it.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from shoal.specs.model import ModelSpec
 from shoal.specs.tensors import tensor_groups
 
 StageRule = Literal["even", "cost"]
-"""How an engine deals layers: as many to each stage, or by what they cost (this module's rule, Shoal's)."""
+"""How an engine assigns layers: as many to each stage, or by what they cost (this module's rule, Shoal's)."""
 
 
 @lru_cache(maxsize=1024)

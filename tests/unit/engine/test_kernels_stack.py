@@ -16,9 +16,10 @@ from shoal.engine.layers.linear import Linear, RowLinear
 from shoal.engine.models import CausalLM, build_model
 from shoal.engine.models.quantize import quantize_model
 from shoal.engine.ops.quantized import QuantizedWeight, Scheme
-from shoal.engine.parallel import Mesh, MeshSpec, Volume
+from shoal.engine.parallel import Mesh, Volume
 from shoal.engine.parallel.placement import held
 from shoal.specs import load_model_spec
+from shoal.specs.layout import Layout
 
 pytestmark = pytest.mark.skipif(ops.KERNELS.stack is None, reason="no compiled kernels here")
 
@@ -114,7 +115,7 @@ def test_ranks_that_share_layers_give_the_same_bits(name: str, tp: int, tmp_path
             counts.append(mesh.traffic.snapshot())
         return results[0], results[1], counts[0], counts[1]
 
-    for ours, expected, counted, one_by_one in run_ranks(MeshSpec(tp=tp), body):
+    for ours, expected, counted, one_by_one in run_ranks(Layout(tp=tp), body):
         assert counted == one_by_one
         for mine, theirs in zip(ours, expected, strict=True):
             assert bool(theirs.isfinite().all())

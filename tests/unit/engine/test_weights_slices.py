@@ -14,10 +14,11 @@ from safetensors.torch import save_file
 
 from parity.tiny import ARCHITECTURES, TinyModel, save_tiny
 from shoal.engine.models import CausalLM, build_model
-from shoal.engine.parallel import Mesh, MeshSpec
+from shoal.engine.parallel import Mesh
 from shoal.engine.parallel.group import SoloGroup
 from shoal.engine.weights import WeightsError, open_weights
 from shoal.specs import load_model_spec
+from shoal.specs.layout import Layout
 from shoal.specs.sizes import weight_bytes
 
 CPU = torch.device("cpu")
@@ -36,7 +37,7 @@ class Seat(SoloGroup):
     index: int  # type: ignore[assignment]
 
 
-def rank_of(spec: MeshSpec, rank: int) -> Mesh:
+def rank_of(spec: Layout, rank: int) -> Mesh:
     return Mesh(spec, rank, lambda axis, members: Seat(axis, members, len(members), members.index(rank)))
 
 
@@ -56,7 +57,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.parametrize("layout", [{"tp": 2}, {"tp": 3}, {"pp": 3}, {"tp": 2, "pp": 2}, {"cp": 2}, {"tp": 5}])
 def test_ranks_read_their_own_slices_and_hold_the_model_together(path: Path, layout: dict[str, int]) -> None:
-    spec = MeshSpec(**layout)
+    spec = Layout(**layout)
     whole, _ = loaded(path, Mesh.single())
     targets = whole.targets()
     covered = {name: torch.zeros(target.place.shape, dtype=torch.bool) for name, target in targets.items()}
@@ -78,10 +79,10 @@ def test_a_tensor_of_another_stage_is_no_surprise_and_an_unknown_one_is(path: Pa
     tensors = dict(open_weights(path).tensors())
     for extra in (f"model.layers.{len(spec.layers)}.mlp.up_proj.weight", "model.layers.0.mlp.side_proj.weight"):
         with pytest.raises(WeightsError, match="1 tensors are not of"):
-            build_model(spec, torch.float32, CPU, None, rank_of(MeshSpec(pp=2), 0)).load(
+            build_model(spec, torch.float32, CPU, None, rank_of(Layout(pp=2), 0)).load(
                 [*tensors.items(), (extra, torch.zeros(3))]
             )
-    last = rank_of(MeshSpec(pp=2), 1)
+    last = rank_of(Layout(pp=2), 1)
     missing = f"model.layers.{len(spec.layers) - 1}.mlp.up_proj.weight"
     with pytest.raises(WeightsError, match=r"missing: layers\.\d+\.mlp\.up_proj\.weight"):
         build_model(spec, torch.float32, CPU, None, last).load([i for i in tensors.items() if i[0] != missing])
@@ -91,7 +92,7 @@ def test_a_wrong_shape_names_the_whole_shape_on_every_rank(path: Path) -> None:
     tensors = dict(open_weights(path).tensors())
     name = next(name for name in tensors if name.endswith("layers.0.self_attn.o_proj.weight"))
     tensors[name] = tensors[name][:, :-1]
-    model = build_model(load_model_spec(path), torch.float32, CPU, None, rank_of(MeshSpec(tp=2), 1))
+    model = build_model(load_model_spec(path), torch.float32, CPU, None, rank_of(Layout(tp=2), 1))
     with pytest.raises(WeightsError, match=r"found shape \(48, 95\), expected \(48, 96\)"):
         model.load(tensors.items())
 

@@ -236,7 +236,7 @@ class CausalLM(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] -> [R, V] float32 on the first tensor-parallel rank of the last stage; see `Head` for others."""
         if self.head is None:
-            raise ValueError(f"the head is on stage {self.mesh.spec.pp - 1}, this is stage {self.mesh.at.pp}")
+            raise ValueError(f"the head is on stage {self.mesh.layout.pp - 1}, this is stage {self.mesh.at.pp}")
         return self.head(hidden)  # type: ignore[no-any-return]
 
     def _experts(self) -> Iterator[tuple[int, MoeFfn]]:
@@ -317,7 +317,7 @@ class CausalLM(nn.Module):
             return layer not in self.stage or (
                 self.mesh.ep.size > 1 and of_an_expert(bare, self.spec.layers[layer])
             )
-        return self.mesh.spec.pp > 1 and bare in {f"{name}.weight" for name in (_EMBEDDING, _NORM, _LM_HEAD)}
+        return self.mesh.layout.pp > 1 and bare in {f"{name}.weight" for name in (_EMBEDDING, _NORM, _LM_HEAD)}
 
 
 def _stored(weights: WeightSource | Iterable[tuple[str, Tensor]]) -> Iterator[_Stored]:

@@ -1,17 +1,15 @@
 """The mesh of ranks and the collectives between them."""
 
 from shoal.engine.parallel.group import CollectiveTimeout, Group, SoloGroup
-from shoal.engine.parallel.mesh import Coordinates, Mesh, MeshSpec
+from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.parallel.shard import HeadShard, shard_heads, split
 from shoal.engine.parallel.traffic import TrafficCounters, Volume
 
 __all__ = [
     "CollectiveTimeout",
-    "Coordinates",
     "Group",
     "HeadShard",
     "Mesh",
-    "MeshSpec",
     "SoloGroup",
     "TrafficCounters",
     "Volume",

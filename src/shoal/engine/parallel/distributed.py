@@ -18,8 +18,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shoal.engine.parallel.group import CollectiveTimeout, Flight, Group
-from shoal.engine.parallel.mesh import GROUP_AXES, GroupAxis, Mesh
+from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.parallel.traffic import TrafficCounters
+from shoal.specs.layout import GROUP_AXES, GroupAxis
 
 if TYPE_CHECKING:
     from shoal.engine.ranks.link import Setup
@@ -30,7 +31,7 @@ T = TypeVar("T")
 def open_distributed(setup: Setup) -> Mesh:
     """Meet the other ranks and make every group of the mesh. Raises CollectiveTimeout if some don't come."""
     timeout = timedelta(seconds=setup.options.step_timeout)
-    spec, rank = setup.mesh, setup.rank
+    layout, rank = setup.layout, setup.rank
     device = torch.device(setup.options.device)
     if device.type == "cuda":
         local = int(os.environ.get("LOCAL_RANK", rank % max(1, torch.cuda.device_count())))
@@ -39,12 +40,12 @@ def open_distributed(setup: Setup) -> Mesh:
     try:
         host, _, port = (setup.store or "").rpartition(":")
         store = dist.PrefixStore("shoal", dist.TCPStore(host, int(port), is_master=False, timeout=timeout))  # type: ignore[attr-defined]
-        dist.init_process_group(setup.collectives, store=store, timeout=timeout, rank=rank, world_size=spec.world)
+        dist.init_process_group(setup.collectives, store=store, timeout=timeout, rank=rank, world_size=layout.world)
         traffic = TrafficCounters()
         groups: dict[GroupAxis, Group] = {}
         # Every rank makes every group, in the same order: torch.distributed numbers them as they are made.
         for axis in GROUP_AXES:
-            for members in spec.groups(axis):
+            for members in layout.groups(axis):
                 if len(members) == 1:
                     continue
                 made = dist.new_group(list(members), timeout=timeout)
@@ -53,7 +54,7 @@ def open_distributed(setup: Setup) -> Mesh:
     except (dist.DistError, RuntimeError) as error:
         what = f"rendezvous ({_first_line(error)})"
         raise CollectiveTimeout("world", what, None, timeout.total_seconds()) from error
-    return Mesh(spec, rank, lambda axis, _: groups[axis], traffic)
+    return Mesh(layout, rank, lambda axis, _: groups[axis], traffic)
 
 
 class TorchGroup:

@@ -6,9 +6,10 @@ import os
 from typing import TYPE_CHECKING
 
 from shoal.engine.parallel.group import Group
-from shoal.engine.parallel.mesh import GROUP_AXES, GroupAxis, Mesh, MeshSpec
+from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.parallel.shm_layout import SegmentLayout
 from shoal.engine.parallel.traffic import TrafficCounters
+from shoal.specs.layout import GROUP_AXES, GroupAxis, Layout
 
 if TYPE_CHECKING:
     from shoal.engine.ranks.link import Setup
@@ -17,19 +18,19 @@ LOCK_STEP_AXES = frozenset({"tp", "cp", "ep", "etp"})
 """Axes whose ranks have equal shares of each layer, so that nobody waits long unless something is wrong."""
 
 
-def shared_memory_axes(spec: MeshSpec) -> list[tuple[GroupAxis, tuple[int, ...], int]]:
+def shared_memory_axes(layout: Layout) -> list[tuple[GroupAxis, tuple[int, ...], int]]:
     """(axis, members, bytes of memory) of every group of more than one rank, each once."""
     return [
         (axis, members, SegmentLayout(len(members)).size)
         for axis in GROUP_AXES
-        for members in spec.groups(axis)
+        for members in layout.groups(axis)
         if len(members) > 1
     ]
 
 
 def open_mesh(setup: Setup, watch: memoryview | None) -> Mesh:
     """Connect this rank to its groups. Blocks until the others do so too, where the backend needs that."""
-    if setup.mesh.world == 1:
+    if setup.layout.world == 1:
         return Mesh.single()
     if setup.collectives != "shm":
         from shoal.engine.parallel.distributed import open_distributed
@@ -56,4 +57,4 @@ def open_mesh(setup: Setup, watch: memoryview | None) -> Mesh:
         os.close(fd)
         return ShmGroup(axis, members, index, transport, traffic, timeout)
 
-    return Mesh(setup.mesh, setup.rank, group, traffic)
+    return Mesh(setup.layout, setup.rank, group, traffic)

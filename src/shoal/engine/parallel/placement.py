@@ -2,31 +2,20 @@
 
 from dataclasses import replace
 
-from shoal.engine.errors import InvalidOption
 from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.parallel.shard import HeadShard, shard_heads
 from shoal.specs.model import AttentionSpec, ModelSpec
-from shoal.specs.stages import stage_layers as balanced
-
-
-def stage_layers(spec: ModelSpec, stages: int) -> tuple[range, ...]:
-    """Layers of each pipeline stage, by the rule that the planner sizes stages with.
-
-    Raises InvalidOption (field `pp`) for more stages than layers.
-    """
-    if not 1 <= stages <= len(spec.layers):
-        raise InvalidOption("pp", stages, f"1 to {len(spec.layers)}, the number of layers")
-    return balanced(spec, stages)
+from shoal.specs.stages import stage_layers
 
 
 def own_layers(spec: ModelSpec, mesh: Mesh) -> range:
-    """Layers of this rank's stage."""
-    return stage_layers(spec, mesh.spec.pp)[mesh.at.pp]
+    """Layers of this rank's stage, by the rule that the planner sizes stages with."""
+    return stage_layers(spec, mesh.layout.pp)[mesh.at.pp]
 
 
 def own_heads(attention: AttentionSpec, mesh: Mesh) -> HeadShard:
     """This rank's query and KV heads of a grouped-query attention."""
-    return shard_heads(attention.heads, attention.kv_heads, mesh.spec.tp)[mesh.at.tp]
+    return shard_heads(attention.heads, attention.kv_heads, mesh.layout.tp)[mesh.at.tp]
 
 
 def held(spec: ModelSpec, mesh: Mesh) -> ModelSpec:

@@ -22,7 +22,6 @@ from shoal.engine.errors import EngineDead, EngineError, OutOfMemory
 from shoal.engine.kv.budget import KvBudget
 from shoal.engine.messages import StepCommand
 from shoal.engine.options import EngineOptions
-from shoal.engine.parallel.mesh import MeshSpec
 from shoal.engine.parallel.traffic import Volume
 from shoal.engine.ranks.launch import RankLauncher
 from shoal.engine.ranks.link import (
@@ -40,6 +39,7 @@ from shoal.engine.ranks.link import (
 from shoal.engine.ranks.processes import Failure, RankProcesses
 from shoal.policy.batching.plan import StepResult
 from shoal.policy.experts import LayerLoad, add_loads
+from shoal.specs.layout import Layout
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -100,8 +100,8 @@ class _Ticket:
 class ProcessExecutor:
     """An `Executor` whose ranks are processes. Make it with `start`."""
 
-    def __init__(self, options: EngineOptions, mesh: MeshSpec) -> None:
-        self.mesh = mesh
+    def __init__(self, options: EngineOptions, layout: Layout) -> None:
+        self.layout = layout
         self._options = options
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -113,10 +113,11 @@ class ProcessExecutor:
         self._loaded: dict[int, Loaded] = {}
         self._ready: dict[int, None] = {}
         self._reports: dict[int, Reported] = {}
-        self._tallies = [_Tally() for _ in range(mesh.world)]
-        self._names = [mesh.describe(rank) for rank in range(mesh.world)]
+        self._tallies = [_Tally() for _ in range(layout.world)]
+        self._names = [layout.describe(rank) for rank in range(layout.world)]
         self._lanes = [
-            [rank for rank in range(mesh.world) if mesh.coordinates(rank).dp == lane] for lane in range(mesh.dp)
+            [rank for rank in range(layout.world) if layout.coordinates(rank).dp == lane]
+            for lane in range(layout.dp)
         ]
         self._store: Store | None = None
         self._budget: KvBudget | None = None
@@ -136,7 +137,7 @@ class ProcessExecutor:
         The least that any rank can have decides how much KV memory all get. `cores` are dealt to the ranks. Raises
         OutOfMemory or EngineError with the failing rank's own words; then, as after Ctrl-C, nothing is left.
         """
-        executor = cls(options, options.mesh)
+        executor = cls(options, options.layout)
         try:
             executor._launch(model_path, cores, worker or WORKER)
             executor._load()
@@ -147,7 +148,7 @@ class ProcessExecutor:
 
     @property
     def max_in_flight(self) -> int:
-        return self.mesh.pp
+        return self.layout.pp
 
     @property
     def budget(self) -> KvBudget:
@@ -164,7 +165,7 @@ class ProcessExecutor:
     # Start-up
 
     def _launch(self, model_path: Path, cores: int, worker: str) -> None:
-        with RankLauncher(self._options, self.mesh, model_path, cores=cores, worker=worker) as launches:
+        with RankLauncher(self._options, self.layout, model_path, cores=cores, worker=worker) as launches:
             self._store = launches.store
             self._processes = RankProcesses(
                 launches.ranks, launches.board, self._on_message, self._on_failure, self._overdue
@@ -173,13 +174,13 @@ class ProcessExecutor:
 
     def _load(self) -> None:
         """Wait for the weights, settle the KV memory, wait for it."""
-        self._wait(lambda: len(self._loaded) == self.mesh.world, "load")
+        self._wait(lambda: len(self._loaded) == self.layout.world, "load")
         blocks = min(loaded.num_blocks for loaded in self._loaded.values())
-        capacity = (blocks - 1) * self._options.block_size * self.mesh.cp
+        capacity = (blocks - 1) * self._options.block_size * self.layout.cp
         length = min(loaded.max_model_len for loaded in self._loaded.values())
         self._budget = KvBudget(blocks, min(length, capacity))
         self._broadcast(frame(Allocate(blocks)))
-        self._wait(lambda: len(self._ready) == self.mesh.world, "allocate KV memory")
+        self._wait(lambda: len(self._ready) == self.layout.world, "allocate KV memory")
         assert self._processes is not None
         self._processes.serving = True
 
@@ -228,11 +229,11 @@ class ProcessExecutor:
     def _parts(self, command: StepCommand) -> list[tuple[int, StepCommand]]:
         """The lanes that have to take part, each with its share of the command."""
         plans = command.plan.lanes or (command.plan,)
-        if len(plans) != self.mesh.dp:
-            raise ValueError(f"a plan for {len(plans)} lanes; this replica has {self.mesh.dp}")
+        if len(plans) != self.layout.dp:
+            raise ValueError(f"a plan for {len(plans)} lanes; this replica has {self.layout.dp}")
         parts: list[tuple[int, StepCommand]] = []
         for lane, plan in enumerate(plans):
-            if plan.sequences or plan.finished or self.mesh.lock_step:
+            if plan.sequences or plan.finished or self.layout.lock_step:
                 ids = {entry.sequence_id for entry in plan.sequences}
                 admissions = command.admissions
                 if len(plans) > 1:
@@ -242,7 +243,7 @@ class ProcessExecutor:
 
     def _broadcast(self, data: bytes) -> None:
         assert self._processes is not None
-        for rank in range(self.mesh.world):
+        for rank in range(self.layout.world):
             try:
                 self._processes.send(rank, data)
             except LinkClosed:
@@ -277,7 +278,7 @@ class ProcessExecutor:
         ticket.running.discard(rank)
         ticket.loads.extend(done.expert_loads)
         if done.result is not None:
-            ticket.results[self.mesh.coordinates(rank).dp] = done.result
+            ticket.results[self.layout.coordinates(rank).dp] = done.result
         results = [result for result in ticket.results.values() if result is not None]
         complete = len(results) == len(ticket.results) and not (ticket.report_load and ticket.running)
         if complete and not ticket.future.done():
@@ -324,13 +325,13 @@ class ProcessExecutor:
         self._broadcast(frame(Report()))
         deadline = time.monotonic() + timeout
         with self._changed:
-            while len(self._reports) < self.mesh.world:
+            while len(self._reports) < self.layout.world:
                 if self._dead is not None:
                     raise EngineDead(self._dead)
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())):
-                    missing = [self._names[r] for r in range(self.mesh.world) if r not in self._reports]
+                    missing = [self._names[r] for r in range(self.layout.world) if r not in self._reports]
                     raise EngineError(f"no report within {timeout:g} s from {', '.join(missing)}")
-            return tuple(self._reports[rank] for rank in range(self.mesh.world))
+            return tuple(self._reports[rank] for rank in range(self.layout.world))
 
     def traffic(self) -> tuple[tuple[Volume, ...], ...]:
         """What each rank has sent so far, by axis and operation."""

@@ -12,7 +12,6 @@ import msgspec
 
 from shoal.engine.errors import EngineError, InvalidOption
 from shoal.engine.options import EngineOptions
-from shoal.engine.parallel.mesh import MeshSpec
 from shoal.engine.parallel.open import shared_memory_axes
 from shoal.engine.parallel.shm import backend
 from shoal.engine.parallel.shm_layout import anonymous_segment
@@ -20,6 +19,7 @@ from shoal.engine.ranks.heartbeat import BeatBoard
 from shoal.engine.ranks.link import Setup
 from shoal.engine.ranks.processes import RankSpec
 from shoal.engine.ranks.rendezvous import JOIN_SECONDS, LaunchEnv, await_ranks, open_store
+from shoal.specs.layout import Layout
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -44,11 +44,11 @@ class RankLauncher:
     """
 
     def __init__(
-        self, options: EngineOptions, mesh: MeshSpec, model_path: Path, *, cores: int, worker: str
+        self, options: EngineOptions, layout: Layout, model_path: Path, *, cores: int, worker: str
     ) -> None:
         """Waits for ranks that a launcher starts. Raises InvalidOption or EngineError, then nothing is open."""
         self._options = options
-        self._mesh = mesh
+        self._layout = layout
         self._held: list[int] = []
         self._remote: dict[int, socket.socket] = {}
         self.store: Store | None = None
@@ -60,14 +60,14 @@ class RankLauncher:
             raise
 
     def _open(self, model_path: Path, cores: int, worker: str) -> None:
-        options, mesh = self._options, self._mesh
+        options, layout = self._options, self._layout
         collectives = collectives_of(options)
         launched = self._rendezvous() if options.rendezvous == "env" else None
-        local = mesh.world if launched is None else launched.local_world
+        local = layout.world if launched is None else launched.local_world
         threads = options.threads or max(1, cores // local)
-        board = self._segment("board", BeatBoard.size(mesh.world))
-        self.board = BeatBoard(board, mesh.world)
-        segments: list[dict[str, int]] = [{} for _ in range(mesh.world)]
+        board = self._segment("board", BeatBoard.size(layout.world))
+        self.board = BeatBoard(board, layout.world)
+        segments: list[dict[str, int]] = [{} for _ in range(layout.world)]
         store: str | None = None
         if launched is not None:
             store = launched.store
@@ -75,11 +75,11 @@ class RankLauncher:
             self._remote = await_ranks(launched, self.store, time.monotonic() + JOIN_SECONDS)
         elif collectives == "shm":
             self._share_memory(segments)
-        elif mesh.world > 1:
+        elif layout.world > 1:
             store = self._local_store()
         common = Setup(
             rank=0,
-            mesh=mesh,
+            layout=layout,
             options=options,
             model_path=str(model_path),
             threads=threads,
@@ -91,10 +91,10 @@ class RankLauncher:
             parent=os.getpid(),
             worker=worker,
         )
-        self.ranks = [self._launch(common, rank, segments[rank]) for rank in range(mesh.world)]
+        self.ranks = [self._launch(common, rank, segments[rank]) for rank in range(layout.world)]
 
     def _launch(self, common: Setup, rank: int, segments: dict[str, int]) -> RankSpec:
-        name = self._mesh.describe(rank)
+        name = self._layout.describe(rank)
         setup = msgspec.structs.replace(common, rank=rank, segments=segments)
         if rank in self._remote:
             # What only means something on this host is left out.
@@ -105,7 +105,7 @@ class RankLauncher:
         return RankSpec(setup, name, (common.board, *segments.values()))
 
     def _share_memory(self, segments: list[dict[str, int]]) -> None:
-        for axis, members, size in shared_memory_axes(self._mesh):
+        for axis, members, size in shared_memory_axes(self._layout):
             fd = self._segment(f"{axis}{members[0]}", size)
             for rank in members:
                 segments[rank][axis] = fd
@@ -117,8 +117,8 @@ class RankLauncher:
 
     def _rendezvous(self) -> LaunchEnv:
         launched = LaunchEnv.of()
-        if launched.world != self._mesh.world:
-            accepted = f"dp·pp·cp·tp = {self._mesh.world}, the ranks of this mesh"
+        if launched.world != self._layout.world:
+            accepted = f"dp·pp·cp·tp = {self._layout.world}, the ranks of this layout"
             raise InvalidOption("WORLD_SIZE", launched.world, accepted)
         return launched
 

@@ -17,10 +17,10 @@ import msgspec
 
 from shoal.engine.messages import StepCommand
 from shoal.engine.options import EngineOptions
-from shoal.engine.parallel.mesh import MeshSpec
 from shoal.engine.parallel.traffic import Volume
 from shoal.policy.batching.plan import StepResult
 from shoal.policy.experts import LayerLoad
+from shoal.specs.layout import Layout
 
 MAX_FRAME = 1 << 30
 _HEADER = struct.Struct("<I")
@@ -32,7 +32,7 @@ class Setup(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """All that a rank has to know to begin."""
 
     rank: int
-    mesh: MeshSpec
+    layout: Layout
     options: EngineOptions
     model_path: str
     threads: int

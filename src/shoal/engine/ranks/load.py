@@ -81,7 +81,7 @@ def load_worker(
     kept = cache_dtype(options, spec, dtype)
     block_bytes = kv_block_bytes(held(spec, mesh), options.block_size, kept)
     # The scheduler's block is as long as the blocks of all context-parallel ranks together.
-    logical = msgspec.structs.replace(options, block_size=options.block_size * mesh.spec.cp)
+    logical = msgspec.structs.replace(options, block_size=options.block_size * mesh.layout.cp)
     budget = kv_budget(
         logical,
         block_bytes,
@@ -101,7 +101,7 @@ def longest_context(spec: ModelSpec) -> int:
 
 def _sharers(mesh: Mesh, device: torch.device) -> int:
     """Ranks that take from the same memory. On CPU as if all were on this host, which is at worst too careful."""
-    return mesh.spec.world if device.type == "cpu" else 1
+    return mesh.layout.world if device.type == "cpu" else 1
 
 
 def _memory_of(device: torch.device) -> int:

@@ -119,7 +119,7 @@ def main(link: RankEnd) -> int:
         raise TypeError(f"the first message is {type(setup).__name__}; expected Setup")
     if setup.parent is not None:
         _die_with(setup.parent)
-    board = None if setup.board is None else BeatBoard(setup.board, setup.mesh.world)
+    board = None if setup.board is None else BeatBoard(setup.board, setup.layout.world)
     _Pulse(link, setup, board).start()
     try:
         _serve(link, setup, board)

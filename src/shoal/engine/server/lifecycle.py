@@ -69,7 +69,7 @@ class Replica:
     @property
     def devices(self) -> int:
         """Ranks that compute for it."""
-        return self._engine_options.mesh.world
+        return self._engine_options.layout.world
 
     def stop(self) -> None:
         """Drain, then end. Called again: end at once."""
