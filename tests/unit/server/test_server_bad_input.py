@@ -61,7 +61,7 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages[0].content[0].type",
-            "expected one of refusal, text",
+            "expected one of input_text, output_text, reasoning, refusal, text",
         ),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "no id"),
         ({"temprature": 1}, "temprature", "did you mean temperature?"),

@@ -106,7 +106,7 @@ def test_two_tools_may_define_one_name_differently(served: Served) -> None:
     third = {"type": "object", "properties": {"y": {"type": "null"}, "z": {"$ref": "#/properties/y"}}}
     tree = {"type": "object", "properties": {"child": {"$ref": "#"}}, "additionalProperties": False}
     tools = [tool(n, s) for n, s in (("a", first), ("b", second), ("c", third), ("d", tree))]
-    for choice in ("required",):
+    for choice in ("required", "any"):
         served.engine.seen.clear()
         body = {**ASK, "tools": tools, "tool_choice": choice}
         with served.client() as client:

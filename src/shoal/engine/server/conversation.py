@@ -25,7 +25,7 @@ from shoal.engine.server.readers import Reader, parsed_notation, reader_for
 from shoal.engine.server.rendering import render_chat
 from shoal.engine.server.state import Engine
 from shoal.engine.server.streaming import StreamUsage
-from shoal.engine.server.tool_choice import active_tools, constrains, tool_constraint
+from shoal.engine.server.tool_choice import active_tools, constrains, settle_choice, tool_constraint
 from shoal.engine.text.tools import needs_special_tokens
 from shoal.policy.batching.plan import TokenLogprobs
 
@@ -82,6 +82,7 @@ async def prepare_conversation(
 
     `shorten`: a token limit above what the context has left is lowered to it, not refused.
     """
+    body = settle_choice(body)
     tools = active_tools(body)
     asked = guided_params(body)
     if asked is not None and constrains(body):

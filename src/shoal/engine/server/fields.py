@@ -18,7 +18,7 @@ MAX_STOPS = 16
 INT64 = 2**63
 
 
-class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     """Usage so far in every chunk, not only in the last."""
@@ -26,35 +26,34 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Accepted and ignored: no padding is ever added."""
 
 
-class JsonSchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
+class JsonSchemaFormat(msgspec.Struct, frozen=True):
+    name: str | None = None
     schema: JsonObject | None = None
     description: str | None = None
     strict: bool | None = None
 
 
-class TextFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+class TextFormat(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
     """Free text."""
 
 
-class JsonObjectFormat(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="json_object"
-):
-    """Any JSON object."""
+class JsonObjectFormat(msgspec.Struct, frozen=True, tag_field="type", tag="json_object"):
+    """Any JSON object, or one that follows `schema` (llama.cpp's and others' form of `json_schema`)."""
+
+    schema: JsonObject | None = None
 
 
-class JsonSchemaResponseFormat(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="json_schema"
-):
-    """JSON that follows a schema."""
+class JsonSchemaResponseFormat(msgspec.Struct, frozen=True, tag_field="type", tag="json_schema"):
+    """JSON that follows a schema, given in `json_schema` or (llama.cpp's form) in `schema`."""
 
-    json_schema: JsonSchemaFormat
+    json_schema: JsonSchemaFormat | None = None
+    schema: JsonObject | None = None
 
 
 ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaResponseFormat
 
 
-class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StructuredOutputs(msgspec.Struct, frozen=True):
     """A constraint on the output: exactly one of them."""
 
     json: JsonObject | str | None = None
@@ -117,3 +116,5 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: JsonObject | None = None

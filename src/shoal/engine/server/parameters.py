@@ -10,7 +10,9 @@ from shoal.engine.server.fields import (
     GenerationRequest,
     JsonObject,
     JsonObjectFormat,
+    JsonSchemaFormat,
     JsonSchemaResponseFormat,
+    StructuredOutputs,
 )
 
 _PASSED_ON = (
@@ -78,6 +80,14 @@ def _logit_bias(bias: Mapping[str, float] | None) -> dict[int, float] | None:
 def guided_params(body: GenerationRequest) -> GuidedParams | None:
     """The constraint the body asks for; 400 if it asks for two."""
     found = [(field, guided) for field, guided in _constraints(body) if guided is not None]
+    if body.structured_outputs is not None and not any(f.startswith("structured_outputs") for f, _ in found):
+        names = ", ".join(StructuredOutputs.__struct_fields__)
+        raise ApiError(
+            400,
+            f"structured_outputs holds no constraint; expected one of {names}",
+            param="structured_outputs",
+            code="missing_required_parameter",
+        )
     if len(found) > 1:
         names = ", ".join(field for field, _ in found)
         raise ApiError(
@@ -96,7 +106,8 @@ def guided_field(body: GenerationRequest, schema_path: str = "") -> str:
     """
     field = next((field for field, guided in _constraints(body) if guided is not None), "response_format")
     if schema_path and field == "response_format":
-        field = "response_format.json_schema.schema"
+        nested = getattr(body.response_format, "json_schema", None) is not None
+        field = "response_format.json_schema.schema" if nested else "response_format.schema"
     return field + schema_path
 
 
@@ -122,11 +133,15 @@ def _constraints(body: GenerationRequest) -> list[tuple[str, GuidedParams | None
 
 def _from_format(body: GenerationRequest) -> GuidedParams | None:
     match body.response_format:
-        case JsonObjectFormat():
-            return GuidedParams("json_object")
-        case JsonSchemaResponseFormat(json_schema=wanted):
-            found = _json(wanted.schema, strict=wanted.strict is True)
-            return found or GuidedParams("json_object")
+        case JsonObjectFormat(schema=schema):
+            return _json(schema) or GuidedParams("json_object")
+        case JsonSchemaResponseFormat(json_schema=None, schema=None):
+            field = "response_format.json_schema"
+            raise ApiError(400, f"{field} is required", param=field, code="missing_required_parameter")
+        case JsonSchemaResponseFormat(json_schema=None, schema=schema):
+            return _json(schema)
+        case JsonSchemaResponseFormat(json_schema=JsonSchemaFormat(schema=schema, strict=strict)):
+            return _json(schema, strict=strict is True) or GuidedParams("json_object")
         case _:
             return None
 

@@ -60,22 +60,30 @@ def _message(message: ChatMessage) -> dict[str, Any]:
     """What a template may look at: no key that the client left out, for templates ask `is defined`."""
     plain: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.content is not None and not isinstance(message.content, str):
-        plain["content"] = [
-            {"type": "text", "text": (part.text if part.type == "text" else part.refusal) or ""}
-            for part in message.content
-        ]
+        shown = (part.shown for part in message.content)
+        plain["content"] = [{"type": "text", "text": text} for text in shown if text is not None]
+    if message.content is None and message.refusal:
+        plain["content"] = message.refusal
+    if message.function_call is not None and not message.tool_calls:
+        call = message.function_call
+        function = {"name": call.name, "arguments": call.arguments_text}
+        plain["tool_calls"] = [{"id": f"call_{call.name}", "type": "function", "function": function}]
     if message.tool_calls:
         plain["tool_calls"] = [
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.function.name, "arguments": call.function.arguments},
+                "function": {"name": call.function.name, "arguments": call.function.arguments_text},
             }
             for call in message.tool_calls
         ]
     for name in ("name", "tool_call_id", "reasoning_content"):
         if (value := getattr(message, name)) is not None:
             plain[name] = value
+    if message.reasoning_content is None and isinstance(message.reasoning, str):
+        plain["reasoning_content"] = message.reasoning
+    if message.role == "function":
+        plain |= {"role": "tool", "tool_call_id": message.tool_call_id or f"call_{message.name}"}
     # Templates know `system`; OpenAI's newer clients send the same thing as `developer`.
     if message.role == "developer":
         plain["role"] = "system"

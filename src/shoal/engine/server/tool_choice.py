@@ -1,34 +1,57 @@
 """What `tools` and `tool_choice` ask for: the tools shown to the model, and the schema its output must follow."""
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from shoal.engine.sampling.json_schema import Prepared, Schema, SchemaError, prepare, show_path
 from shoal.engine.sampling.params import GuidedParams
 from shoal.engine.server.errors import ApiError, bad_value
-from shoal.engine.server.protocol import ChatRequest, NamedToolChoice, Tool
+from shoal.engine.server.protocol import AllowedTools, AllowedToolsChoice, ChatRequest, NamedToolChoice, Tool
 
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
 _MAX_BLAMED = 128
 """Tools compiled one by one to find out whose schema is wrong."""
 
 
-def active_tools(body: ChatRequest) -> list[Tool]:
-    """The tools the model is told of; 400 where choice and tools contradict each other."""
+def settle_choice(body: ChatRequest) -> ChatRequest:
+    """Return the request with `tool_choice` null, none, auto, required or a `NamedToolChoice`.
+
+    With `allowed_tools`, only those are left in `tools`. `ApiError` 400 where choice and tools contradict.
+    """
     tools, choice = body.tools or [], body.tool_choice
     names = [tool.function.name for tool in tools]
     if len(set(names)) < len(names):
         raise bad_value("tools", names, "expected every function name once")
-    if choice in (None, "none", "auto"):
-        return [] if choice == "none" else tools
-    if not tools:
+    if choice == "any":
+        choice = "required"
+    elif isinstance(choice, AllowedToolsChoice):
+        allowed, choice = _allowed(choice, names)
+        tools = [tool for tool in tools if tool.function.name in allowed]
+    if choice not in (None, "none", "auto") and not tools:
         raise ApiError(400, "tool_choice needs tools", param="tools", code="missing_required_parameter")
-    if isinstance(choice, NamedToolChoice) and choice.function.name not in names:
-        accepted = "expected one of the tools: " + ", ".join(names)
-        raise bad_value("tool_choice", choice.function.name, accepted)
-    return tools
+    if isinstance(choice, NamedToolChoice):
+        _check_known("tool_choice", choice.function.name, names)
+    return msgspec.structs.replace(body, tools=tools or None, tool_choice=choice)
+
+
+def _allowed(choice: AllowedToolsChoice, names: list[str]) -> tuple[set[str], Literal["auto", "required"]]:
+    asked = choice.allowed_tools or AllowedTools(choice.tools or [], choice.mode or "auto")
+    for place, tool in enumerate(asked.tools):
+        where = "tool_choice.allowed_tools" if choice.allowed_tools else "tool_choice"
+        _check_known(f"{where}.tools[{place}]", tool.function.name, names)
+    return {tool.function.name for tool in asked.tools}, asked.mode
+
+
+def _check_known(field: str, name: str, names: list[str]) -> None:
+    if name not in names:
+        raise bad_value(field, name, "expected one of the tools: " + (", ".join(names) or "none is given"))
+
+
+def active_tools(body: ChatRequest) -> list[Tool]:
+    """Return the tools that the model is told of. The choice is settled (`settle_choice`)."""
+    return [] if body.tool_choice == "none" else body.tools or []
 
 
 def constrains(body: ChatRequest) -> bool:
