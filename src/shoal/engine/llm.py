@@ -128,13 +128,19 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         lora: str | Sequence[str | None] | None = None,
         use_tqdm: bool = True,
     ) -> list[GenerateResult]:
         """Answers to one conversation or several, through the model's chat template."""
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = [
-            self.tokenizer.apply_chat_template(c, tools=tools, add_generation_prompt=add_generation_prompt)  # type: ignore[arg-type]
+            self.tokenizer.apply_chat_template(
+                c,  # type: ignore[arg-type]
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+            )
             for c in conversations
         ]
         return self.generate(prompts, params, lora=lora, use_tqdm=use_tqdm)

@@ -194,7 +194,27 @@ def test_final_message_is_continued(served: Served) -> None:
     body = {"model": "script", "messages": messages, "continue_final_message": True}
     with served.client() as client:
         assert client.post("/v1/chat/completions", json=body).status_code == 200
-    assert bytes_of(served, served.engine.seen[0][0]) == "<user>Hi\n<assistant>Once upon"
+    assert bytes_of(served, served.engine.seen[0][0]) == "<user>Hi\n<assistant>Once upon "
+
+
+@pytest.mark.parametrize(
+    ("content", "prompt"),
+    [
+        ("<", "<"),  # transformers#40732: it became "<<"
+        ("end", "end"),
+        ("a\n\n", "a\n\n"),
+        ("", ""),
+        ([{"type": "text", "text": "a"}, {"type": "text", "text": " b "}], "a\n b "),
+    ],
+)
+def test_any_final_message_is_continued_as_it_is(served: Served, content: Any, prompt: str) -> None:
+    """transformers#34253, #36404: what the template writes itself, trailing white space, parts, nothing."""
+    messages = [*ASK["messages"], {"role": "assistant", "content": content}]
+    body = {"model": "script", "messages": messages, "continue_final_message": True}
+    with served.client() as client:
+        assert client.post("/v1/chat/completions", json=body).status_code == 200
+        assert client.post("/tokenize", json=body).json()["count"] == len("<user>Hi\n<assistant>" + prompt)
+    assert bytes_of(served, served.engine.seen[0][0]) == "<user>Hi\n<assistant>" + prompt
 
 
 def test_return_token_ids_and_prompt_logprobs(served: Served) -> None:

@@ -132,8 +132,12 @@ class GuidedCompiler:
                 return found
         # A large schema takes seconds. The library releases the GIL; two that compile the same do it twice.
         matcher = llguidance.LLMatcher(self._token_trie(), grammar_of(guided), log_level=0)
-        if matcher.is_error():
-            raise _refused(guided, matcher.get_error())
+        # The first mask too: it fails for some grammars that compile, and is slow where they are large.
+        first = matcher.deep_copy()
+        if not matcher.is_error():
+            first.compute_bitmask()
+        if first.is_error():
+            raise _refused(guided, first.get_error())
         with self._lock:
             self._compiled[guided] = matcher
             if len(self._compiled) > _MAX_COMPILED:

@@ -119,7 +119,9 @@ def _prepare(
     left, shortened = max(1, engine.max_model_len - len(prompt)), False
     if shorten and params.max_tokens is not None and params.max_tokens > left:
         params, shortened = msgspec.structs.replace(params, max_tokens=left), True
-    request = prepare(engine, body, prompt, params, request_id)
+    # What goes on a text keeps the leading space that begins one for some tokenizers.
+    continued = body.continue_final_message is True
+    request = prepare(engine, body, prompt, params, request_id, text_prompt=continued)
     return Conversation(engine, body, request, shortened=shortened)
 
 

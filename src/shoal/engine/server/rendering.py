@@ -21,7 +21,6 @@ def render_chat(
     With `limit`, a conversation that can't have fewer tokens is refused before it is tokenized.
     """
     messages = [_message(message) for message in body.messages or ()]
-    continued = body.continue_final_message is True
     variables: JsonObject = dict(body.chat_template_kwargs or {})
     if isinstance(body, ChatRequest) and body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
@@ -29,31 +28,15 @@ def render_chat(
         text = tokenizer.render_chat(
             messages,
             tools=[_tool(tool) for tool in tools] or None,
-            add_generation_prompt=not continued and body.add_generation_prompt is not False,
+            add_generation_prompt=body.add_generation_prompt is not False,
             variables=variables,
+            continue_final_message=body.continue_final_message is True,
         )
     except ChatTemplateError as error:
         raise ApiError(400, str(error), param="messages", code="chat_template_error") from None
-    if continued:
-        text = _cut_after(text, messages[-1])
     if limit is None:
         check_tokenized_bytes(text, "messages")
     return encode_prompt(tokenizer, text, add_special_tokens=False, field="messages", limit=limit)
-
-
-def _cut_after(text: str, last: dict[str, Any]) -> str:
-    """Drop what the template puts after the last message, so that the model goes on with it."""
-    content = last.get("content")
-    content = content.strip() if isinstance(content, str) else ""
-    found = text.rfind(content) if content else -1
-    if found < 0:
-        raise ApiError(
-            400,
-            "continue_final_message: the last message needs text content that the chat template shows",
-            param="continue_final_message",
-            code="invalid_value",
-        )
-    return text[: found + len(content)]
 
 
 def _message(message: ChatMessage) -> dict[str, Any]:

@@ -7,6 +7,7 @@ costs more than a second of start-up.
 """
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -69,9 +70,52 @@ def render_chat(
 
     Raises `ChatTemplateError` with the template's own complaint.
     """
+    normalized = [_normalized(i, m) for i, m in enumerate(messages)]
+    return _render(source, normalized, tools, add_generation_prompt, variables)
+
+
+def render_continued(
+    source: str,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> str:
+    """The prompt text of a conversation whose last message the model goes on with: up to its content's end.
+
+    As in Transformers, a mark is rendered at the end of the content, and the text cut before it; so the content may
+    be anything, also what the template writes itself. Where the template trims, so is the content. Unlike there, an
+    empty content is accepted, and the header before one that is trimmed away keeps its own white space. Raises
+    `ChatTemplateError`.
+    """
+    *before, last = [_normalized(i, m) for i, m in enumerate(messages)]
+    content, mark = last["content"], f"continued-{secrets.token_hex(16)}"
+
+    def render(content: str) -> tuple[str, bool]:
+        """The text up to the mark, and whether the template trimmed the space after it."""
+        marked = [*before, {**last, "content": f"{content}{mark} "}]
+        text = _render(source, marked, tools, False, variables)
+        end = text.rfind(mark)
+        if end < 0:
+            raise ChatTemplateError("the model's chat template does not show the last message's content")
+        return text[:end], not text.startswith(f"{mark} ", end)
+
+    text, trimmed = render(content)
+    if not trimmed:
+        return text
+    return text.rstrip() if content.strip() else render("")[0]
+
+
+def _render(
+    source: str,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None,
+    add_generation_prompt: bool,
+    variables: Mapping[str, Any] | None,
+) -> str:
     try:
         return _compile(source).render(
-            messages=[_normalized(i, m) for i, m in enumerate(messages)],
+            messages=messages,
             tools=list(tools) if tools else None,
             documents=None,
             add_generation_prompt=add_generation_prompt,

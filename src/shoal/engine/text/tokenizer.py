@@ -8,7 +8,7 @@ from typing import Any
 import tokenizers
 
 from shoal.engine.text.bounds import LengthBound, length_bound
-from shoal.engine.text.chat import Message, render_chat
+from shoal.engine.text.chat import Message, render_chat, render_continued
 from shoal.engine.text.convert import ConvertedTokenizer, TokenizerMeta, converted
 from shoal.engine.text.errors import ChatTemplateError, TokenizerError
 from shoal.engine.text.pieces import TokenPieces
@@ -121,8 +121,12 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
         template: str | None = None,
+        continue_final_message: bool = False,
     ) -> str:
-        """A conversation as prompt text; `template` replaces the model's own. Raises `ChatTemplateError`."""
+        """A conversation as prompt text; `template` replaces the model's own. Raises `ChatTemplateError`.
+
+        `continue_final_message`: the text ends where the last message's content does, and no turn is begun.
+        """
         source = template or self._template(has_tools=bool(tools))
         if source is None:
             raise ChatTemplateError(
@@ -131,12 +135,11 @@ class Tokenizer:
         if tools and "tools" not in source:
             # The template would drop them without a word.
             messages, tools = with_tool_prompt(messages, tools), None
+        variables = {**self._meta.special_tokens, **(variables or {})}
+        if continue_final_message:
+            return render_continued(source, messages, tools=tools, variables=variables)
         return render_chat(
-            source,
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            variables={**self._meta.special_tokens, **(variables or {})},
+            source, messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables
         )
 
     def tool_format(self, model_type: str = "") -> ToolFormat:
@@ -151,6 +154,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
         template: str | None = None,
+        continue_final_message: bool = False,
     ) -> list[int]:
         """A conversation as token ids. The template writes its own special tokens, so none are added."""
         text = self.render_chat(
@@ -159,6 +163,7 @@ class Tokenizer:
             add_generation_prompt=add_generation_prompt,
             variables=variables,
             template=template,
+            continue_final_message=continue_final_message,
         )
         return self.encode(text, add_special_tokens=False)
 
