@@ -19,7 +19,7 @@ from shoal.cli.serve_config import given_options
 from shoal.specs.errors import SpecError
 
 if TYPE_CHECKING:
-    from shoal.engine.options import EngineOptions
+    from shoal.engine.options import EngineOptions, LoraModule
     from shoal.engine.server.lifecycle import Replica
     from shoal.engine.server.state import ServerOptions
 
@@ -63,6 +63,12 @@ def serve(
     kv_dtype: Annotated[str, typer.Option(help="How keys and values are kept: auto or int8.")] = "auto",
     quantize: Annotated[
         str | None, typer.Option(help="Hold the weights in fewer bits: int8 or int4 (docs/quantization.md).")
+    ] = None,
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=DIR", help="A LoRA adapter that requests choose by model name; repeatable (docs/lora.md)."
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
     kv_memory: Annotated[str | None, typer.Option(help="Memory for keys and values, e.g. 512M or 2G.")] = None,
@@ -125,6 +131,7 @@ def serve(
         dtype=_dtype(dtype),
         quantize=quantize,  # type: ignore[arg-type]  # checked by validate
         kv_dtype=kv_dtype,  # type: ignore[arg-type]  # checked by validate
+        loras=_loras(lora or []),
         device=device,
         block_size=block_size,
         num_blocks=num_blocks,
@@ -260,6 +267,13 @@ def _dtype(text: str) -> Literal["auto", "float32", "bfloat16"]:
     if text not in known:
         raise InvalidOption("dtype", text, "one of " + ", ".join(DTYPES))
     return known[text]
+
+
+def _loras(given: list[str]) -> tuple[LoraModule, ...]:
+    """Of `name=directory`; what is missing, `EngineOptions.validate` says."""
+    from shoal.engine.options import LoraModule
+
+    return tuple(LoraModule(name, path) for name, _, path in (text.partition("=") for text in given))
 
 
 def _bytes(text: str | None) -> int | None:

@@ -38,8 +38,8 @@ def serve_copies(
     from shoal.fleet.config import FleetConfig, Layout, Listen, Pool, SupervisorConfig
     from shoal.fleet.gateway import GatewayConfig
 
-    options = msgspec.structs.asdict(engine)
-    defaults = msgspec.structs.asdict(type(engine)(model=engine.model))
+    options = msgspec.to_builtins(engine)
+    defaults = msgspec.to_builtins(type(engine)(model=engine.model))
     changed = {k: v for k, v in options.items() if v != defaults[k] and k not in _PER_POOL}
     name = engine.served_name or engine.model
     config = FleetConfig(

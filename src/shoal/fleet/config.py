@@ -52,6 +52,9 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """The name clients use; default: the last part of `model`."""
     aliases: tuple[str, ...] = ()
     """Further names of it."""
+    adapters: tuple[str, ...] = ()
+    """Names of LoRA adapters that replicas of another engine, or at `urls`, serve besides the model. Those of
+    replicas started with the engine shoal are in `options.loras`."""
     weights: str | None = None
     """What its weights are: equal for pools that serve the same ones, however their `model` is written."""
     fallback: bool | Annotated[int, Meta(ge=0, le=100)] = 0
@@ -81,6 +84,17 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     @property
     def models(self) -> tuple[str, ...]:
         return (self.served_name or default_name(self.model), *self.aliases)
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """Names of LoRA adapters; unlike aliases they reach the engine as they are."""
+        loras = self.options.get("loras", ()) if self.engine == "shoal" else ()
+        return (*self.adapters, *(lora["name"] for lora in loras))
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """Everything that clients may ask its replicas for."""
+        return (*self.models, *self.adapter_names)
 
     @property
     def fallback_order(self) -> int:

@@ -110,7 +110,7 @@ def _check(config: FleetConfig) -> None:
             raise ConfigError(f"listen.{name}", path, "a PEM file that can be read")
     _check_roles(config.pools)
     _check_weights(config.pools)
-    served = {model for pool in config.pools for model in pool.models}
+    served = {model for pool in config.pools for model in pool.served_names}
     for place, key in enumerate(config.keys):
         for model in key.models or ():
             if model not in served:
@@ -138,6 +138,11 @@ def _check_pool(pool: Pool) -> None:
         raise ConfigError("api_key_env", pool.api_key_env, "the name of a variable that is set")
     if pool.engine == "shoal" and not pool.urls:
         engine_options(pool)
+        if pool.adapters:
+            raise ConfigError("adapters", list(pool.adapters), "none: they are named in options.loras")
+    for place, name in enumerate(pool.adapter_names):
+        if name in (*pool.models, *pool.adapter_names[:place]):
+            raise ConfigError("adapters", name, "names that neither the model nor another adapter has")
 
 
 def _check_split(pool: Pool) -> None:
@@ -171,7 +176,7 @@ def _check_roles(pools: tuple[Pool, ...]) -> None:
                 raise ConfigError(
                     f"pools[{place}].{field}", getattr(pool, field), f"{theirs}, as in pool {others[0].name}"
                 )
-        for name in ("block_size", "dtype", "quantize", "kv_dtype"):
+        for name in ("block_size", "dtype", "quantize", "kv_dtype", "loras"):
             if pool.role == "decode" and pool.options.get(name) != others[0].options.get(name):
                 raise ConfigError(
                     f"pools[{place}].options.{name}",
@@ -184,7 +189,8 @@ def _check_weights(pools: tuple[Pool, ...]) -> None:
     """One name means one model: retries, continuation and routing take all its replicas for the same."""
     for place, pool in enumerate(pools):
         for other in pools[:place]:
-            shared = set(pool.models) & set(other.models)
+            shared = set(pool.served_names) & set(other.served_names)
+            _check_adapters(place, pool, other)
             if not shared or pool.fallback_order != other.fallback_order:
                 continue
             own, theirs = weights_of(pool), weights_of(other)
@@ -198,6 +204,19 @@ def _check_weights(pools: tuple[Pool, ...]) -> None:
                 f"another served_name, or `fallback: true` to serve only while {other.name} can't, or both "
                 "the same `weights` if they are the same model after all",
             )
+
+
+def _check_adapters(place: int, pool: Pool, other: Pool) -> None:
+    """A name is an adapter in both pools or in neither, and of our own engine's the same directory."""
+    one, two = (set(p.adapter_names) for p in (pool, other))
+    for name in pool.served_names:
+        if name in other.served_names and (name in one) != (name in two):
+            raise ConfigError(f"pools[{place}].adapters", name, f"a name that isn't a model's in pool {other.name}")
+    if pool.engine == other.engine == "shoal":
+        for lora in pool.options.get("loras", ()):
+            if lora["name"] in two and lora not in other.options.get("loras", ()):
+                accepted = f"the same adapter as in pool {other.name}, or another name"
+                raise ConfigError(f"pools[{place}].options.loras", lora, accepted)
 
 
 def _check_url(field: str, url: str, schemes: tuple[str, ...]) -> None:

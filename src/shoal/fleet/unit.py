@@ -232,7 +232,8 @@ class Unit:
         return ReplicaHandle(
             name=self.name,
             url=self.url,
-            models=pool.models,
+            models=pool.served_names,
+            adapters=pool.adapter_names,
             engine_model=card.id if card is not None else None,
             pool=pool.name,
             role=pool.role,

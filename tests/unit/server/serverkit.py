@@ -54,6 +54,7 @@ class ScriptEngine:
     model_name = "script"
     max_model_len = 1000
     vocab_size = 257
+    adapters = ()
     spec = ModelSpec(
         name="script",
         architecture="Script",
@@ -115,8 +116,10 @@ class ScriptEngine:
         cache_salt: str | None = None,
         output: Sequence[int] = (),
         kv_transfer: KvTransferParams | None = None,
+        lora: str | None = None,
     ) -> EngineRequest:
         assert kv_transfer is None
+        assert lora is None
         if self.refuses is not None:
             raise self.refuses
         if params.guided is not None:

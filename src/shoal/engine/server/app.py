@@ -38,6 +38,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     max_model_len: int | None
     object: str = "model"
     owned_by: str = "shoal"
+    parent: str | None = None
+    """The base model of a LoRA adapter."""
 
 
 class ModelList(msgspec.Struct, frozen=True):
@@ -113,15 +115,19 @@ class Routes:
         return json_response(await asyncio.to_thread(text.detokenize, self._state.engine(), body))
 
     async def models(self, request: Request) -> ASGIApp:
-        return json_response(ModelList([self._card()]))
+        return json_response(
+            ModelList([self._card(name) for name in (self._state.model_name, *self._state.adapters)])
+        )
 
     async def model(self, request: Request) -> ASGIApp:
-        self._state.check_model(request.path_params["model"])
-        return json_response(self._card())
+        name = request.path_params["model"]
+        self._state.check_model(name)
+        return json_response(self._card(name))
 
-    def _card(self) -> ModelCard:
+    def _card(self, name: str) -> ModelCard:
         limit = self._state.engine().max_model_len if self._state.not_ready is None else None
-        return ModelCard(id=self._state.model_name, created=self._state.created, max_model_len=limit)
+        parent = self._state.model_name if name in self._state.adapters else None
+        return ModelCard(id=name, created=self._state.created, max_model_len=limit, parent=parent)
 
     async def health(self, request: Request) -> ASGIApp:
         return json_response(Status("ok"))

@@ -50,6 +50,7 @@ def prepare(
             cache_salt=body.cache_salt,
             output=body.resume_token_ids or (),
             kv_transfer=body.kv_transfer_params,
+            lora=body.model if body.model in engine.adapters else None,
         )
     except InvalidRequest as error:
 

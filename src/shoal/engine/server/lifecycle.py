@@ -60,7 +60,9 @@ class Replica:
         self._pages = pages
         self._around = around
         self._options = options
-        self.state = ServerState(options, model_name, created=int(time.time()))
+        self.state = ServerState(
+            options, model_name, created=int(time.time()), adapters=[lora.name for lora in engine_options.loras]
+        )
         self.engine: AsyncEngine | None = None
         self._observer: Observer = Observers((self.state.metrics, *observers)) if observers else self.state.metrics
         self._stop = asyncio.Event()

@@ -31,6 +31,10 @@ class Engine(Protocol):
     @property
     def vocab_size(self) -> int: ...
     @property
+    def adapters(self) -> Sequence[str]:
+        """Names of the LoRA adapters that requests may choose by `model`."""
+
+    @property
     def healthy(self) -> bool: ...
     def stats(self) -> EngineStats: ...
     def prepare(
@@ -43,6 +47,7 @@ class Engine(Protocol):
         cache_salt: str | None = None,
         output: Sequence[int] = (),
         kv_transfer: KvTransferParams | None = None,
+        lora: str | None = None,
     ) -> EngineRequest:
         """A request that can be computed, or InvalidRequest. Callable from any thread: it may take a while."""
 
@@ -76,9 +81,11 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
 class ServerState:
     """Owned by the event loop; only the engine's own thread-safe methods are called from elsewhere."""
 
-    def __init__(self, options: ServerOptions, model_name: str, created: int) -> None:
+    def __init__(self, options: ServerOptions, model_name: str, created: int, adapters: Sequence[str] = ()) -> None:
         self.options = options
         self.model_name = model_name
+        self.adapters = tuple(adapters)
+        """Further names, each the model with a LoRA adapter."""
         self.created = created
         self.metrics = ServerMetrics(model_name)
         self.responses = ResponseStore()
@@ -117,10 +124,11 @@ class ServerState:
         return self._engine
 
     def check_model(self, name: str | None) -> None:
-        if name is not None and name != self.model_name:
+        if name is not None and name != self.model_name and name not in self.adapters:
+            served = ", ".join(repr(n) for n in (self.model_name, *self.adapters))
             raise ApiError(
                 404,
-                f"model {name[:200]!r} is not served here; this server has {self.model_name!r}",
+                f"model {name[:200]!r} is not served here; this server has {served}",
                 param="model",
                 code="model_not_found",
             )

@@ -226,6 +226,7 @@ class Gateway:
             self.sizer,
             session.decode("latin-1") if session else None,
             client.priority,
+            adapter=self.registry.base_of(model) is not None,
         )
         if self.router.wants_tokens and self.config.tokenize and self.tokens.wants(route):
             await self.tokens.fill(parsed, route)

@@ -216,9 +216,16 @@ class Sizer:
 
 
 def route_request(
-    parsed: Parsed, request_id: str, router: Router, sizer: Sizer, session: str | None, priority: int | None
+    parsed: Parsed,
+    request_id: str,
+    router: Router,
+    sizer: Sizer,
+    session: str | None,
+    priority: int | None,
+    *,
+    adapter: bool,
 ) -> RouteRequest:
-    """What the router needs to know of it."""
+    """What the router needs to know of it. `adapter`: its model is a LoRA adapter, which the KV depends on."""
     ask = parsed.ask
     tokens = parsed.tokens
     size = len(tokens) if tokens is not None else sizer.prompt_tokens(ask.model, parsed.prompt_bytes)
@@ -233,7 +240,7 @@ def route_request(
         tokens=tokens,
         session=(session or text_of(ask.prompt_cache_key) or text_of(ask.user) or "")[:_SESSION_LIMIT] or None,
         priority=priority if priority is not None else ask.priority or 0,
-        extras=make_extras(None, text_of(ask.cache_salt)),
+        extras=make_extras(ask.model if adapter else None, text_of(ask.cache_salt)),
     )
     if router.wants_blocks:
         _add_blocks(route, parsed)

@@ -49,7 +49,8 @@ class Leg:
         self.replica = replica
         self.decision = decision
         self.lease = lease
-        self.names = Names(model, replica.handle.engine_model)
+        handle = replica.handle
+        self.names = Names(model, None if model in handle.adapters else handle.engine_model)
         self._answer: Answer | None = None
         self._killed: LegFailed | None = None
         lease.kill = self._kill

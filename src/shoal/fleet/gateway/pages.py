@@ -39,6 +39,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     object: str = "model"
     created: int = 0
     owned_by: str = "shoal"
+    parent: str | None = None
+    """The base model of a LoRA adapter."""
 
 
 class ModelList(msgspec.Struct, frozen=True):
@@ -108,7 +110,8 @@ class Pages:
         for model in registry.models():
             if client.may_use(model):
                 lengths = [r.handle.max_model_len for r in registry.replicas if model in r.handle.models]
-                cards.append(ModelCard(model, min((n for n in lengths if n), default=None)))
+                length = min((n for n in lengths if n), default=None)
+                cards.append(ModelCard(model, length, parent=registry.base_of(model)))
         if path == "/v1/models":
             return Page(msgspec.json.encode(ModelList(cards)))
         wanted = path.removeprefix("/v1/models/")

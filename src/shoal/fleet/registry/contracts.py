@@ -55,6 +55,8 @@ class ReplicaHandle:
     url: str
     models: tuple[str, ...]
     """Names that clients ask for it by."""
+    adapters: tuple[str, ...] = ()
+    """Those of `models` that are LoRA adapters."""
     engine_model: str | None = None
     """Name that the replica itself serves the model by; None: whichever the client used."""
     pool: str = "default"

@@ -120,6 +120,11 @@ class Registry:
         """Whether some replica serves it, in whatever state."""
         return any(model in state.models for state in self._states)
 
+    def base_of(self, model: str) -> str | None:
+        """The model that a LoRA adapter belongs to; None: it is none."""
+        handles = (replica.handle for replica in self._replicas.values())
+        return next((handle.models[0] for handle in handles if model in handle.adapters), None)
+
     def _available(self, model: str) -> list[Replica]:
         return [
             replica
