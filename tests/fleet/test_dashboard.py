@@ -14,6 +14,8 @@ import pytest
 from e2ekit import eventually
 from fleet_kit import Served, fleet_process
 
+from shoal.observe.dashboard import grafana
+
 
 @pytest.fixture(scope="module")
 def single(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
@@ -159,8 +161,7 @@ class browser_page:
 
 def test_the_grafana_dashboard_asks_for_metrics_that_there_are(pair: Served) -> None:
     """Every metric that a panel names is served, by its name and with the labels that the panel uses."""
-    root = Path(__file__).parents[2]
-    panels = json.loads((root / "src" / "shoal" / "observe" / "grafana.json").read_text())["panels"]
+    panels = json.loads(grafana())["panels"]
     text = httpx.get(f"{pair.url}/metrics", trust_env=False).text
     known = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
     asked = {name for p in panels for t in p["targets"] for name in re.findall(r"shoal_fleet_\w+", t["expr"])}

@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "calc": Command("shoal.cli.calc:app", "Calculate: weights, KV cache, fit, bubbles, hand-off, cost"),
         "pull": Command("shoal.cli.pull:pull", "Fetch a model into the cache, checksummed"),
         "quality": Command("shoal.cli.quality:quality", "Compare a quantized model's answers with full precision"),
+        "dashboard": Command("shoal.cli.dashboard:app", "Export the Grafana dashboard of a fleet"),
         "doctor": Command(
             "shoal.cli.doctor:doctor", "Show what this machine offers: processor, memory, software, models"
         ),

@@ -1,4 +1,4 @@
-"""The dashboard page: one file of plain HTML and JavaScript that loads nothing from elsewhere."""
+"""The dashboards: a page of plain HTML and JavaScript that loads nothing from elsewhere, and Grafana's JSON."""
 
 from functools import lru_cache
 from importlib.resources import files
@@ -10,3 +10,8 @@ HTML = "text/html; charset=utf-8"
 def page() -> bytes:
     """The page. It polls `/api/fleet` on the address that it came from."""
     return files("shoal.observe").joinpath("dashboard.html").read_bytes()
+
+
+def grafana() -> bytes:
+    """Return the Grafana dashboard, JSON: its data source is a variable, Prometheus."""
+    return files("shoal.observe").joinpath("grafana.json").read_bytes()

@@ -1,0 +1,211 @@
+"""Commands, options, fields of fleet.yaml, files and variables that the docs and the README name exist."""
+
+import dataclasses
+import importlib
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import msgspec
+import pytest
+import typer
+import yaml
+
+from shoal.cli.registry import COMMANDS
+from shoal.fleet.config import FleetConfig
+from shoal.fleet.config_file import parse_config
+
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+FENCE = re.compile(r"^(```|~~~)(\w*)[^\n]*\n(.*?)^\1", re.MULTILINE | re.DOTALL)
+OTHERS_OPTIONS = frozenset(
+    {
+        "--mem-fraction-static",  # of SGLang
+    }
+)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A page cut into fenced blocks (language, text), inline code and what is left."""
+
+    blocks: tuple[tuple[str, str], ...]
+    inline: tuple[str, ...]
+    prose: str
+
+
+@cache
+def read(page: Path) -> Text:
+    raw = page.read_text()
+    blocks = tuple((language, text) for _, language, text in FENCE.findall(raw))
+    prose = FENCE.sub("", raw)
+    return Text(blocks, tuple(re.findall(r"`([^`\n]+)`", prose)), prose)
+
+
+def command_lines(text: Text) -> Iterator[str]:
+    """Lines that run `shoal`, without prompts, variables before it, comments, and what a pipe leads to."""
+    lines = [line for _, block in text.blocks for line in block.replace("\\\n", " ").splitlines()]
+    for line in (*lines, *text.inline):
+        found = re.match(r"^(?:\$ )?(?:\w+=\S* )*(?:\S*/)?shoal((?: .*)?)$", line.strip())
+        if found and found.group(1):
+            yield re.split(r"\s#|[|;&>]", found.group(1))[0].strip()
+
+
+@cache
+def command(name: str) -> Any:
+    """The click command of a `shoal` command, as `shoal.cli.entry` makes it."""
+    module, _, attribute = COMMANDS[name].target.partition(":")
+    target = getattr(importlib.import_module(module), attribute)
+    if not isinstance(target, typer.Typer):
+        app = typer.Typer(add_completion=False)
+        app.command()(target)
+        target = app
+    return typer.main.get_command(target)
+
+
+def options(found: Any) -> set[str]:
+    return {"--help", *(o for p in found.params for o in (*p.opts, *p.secondary_opts) if o.startswith("-"))}
+
+
+@cache
+def every_option() -> frozenset[str]:
+    def of(found: Any) -> set[str]:
+        nested = getattr(found, "commands", {})
+        return options(found).union(*(of(c) for c in nested.values()))
+
+    return frozenset({"--version"}.union(*(of(command(name)) for name in COMMANDS)))
+
+
+def faults(line: str) -> list[str]:
+    """What of a command line doesn't exist."""
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        words = line.split()
+    name = words[0]
+    if name in ("…", "COMMAND") or name in ("--help", "--version"):
+        return []
+    if name not in COMMANDS:
+        return [f"no command {name!r}"]
+    found, rest = command(name), words[1:]
+    if hasattr(found, "commands") and rest:
+        # `shoal plan MODEL` is `shoal plan model MODEL`.
+        default = found.commands.get("model") if name == "plan" else found
+        if default is found and re.fullmatch(r"[a-z][\w-]*", rest[0]) and rest[0] not in found.commands:
+            return [f"no command {name} {rest[0]!r}"]
+        found = found.commands.get(rest[0], default)
+    given = [word.split("=")[0] for word in rest if re.match(r"--?[a-z]", word)]
+    return [f"no option {option!r} of {name}" for option in given if option not in options(found)]
+
+
+def test_the_check_finds_what_does_not_exist() -> None:
+    assert faults("serve smollm2-135m --replicas 2") == []
+    assert faults("bench sweep http://x --ttft=200 -n 3") == []
+    assert faults("simulate x") == ["no command 'simulate'"]
+    assert faults("bench draw") == ["no command bench 'draw'"]
+    assert faults("serve --replica 2") == ["no option '--replica' of serve"]
+    sample = Text((("", "$ K=1 shoal serve a \\\n  --tp 2 | tee x # --no\nmake serve\n"),), ("shoal pull",), "")
+    assert list(command_lines(sample)) == ["serve a    --tp 2", "pull"]
+
+
+@pages
+def test_commands_and_options_exist(page: Path) -> None:
+    found = [f"shoal {line}: {fault}" for line in command_lines(read(page)) for fault in faults(line)]
+    for span in read(page).inline:
+        option = re.match(r"--[a-z][\w-]+", span)
+        if option and option.group() not in every_option() | OTHERS_OPTIONS:
+            found.append(f"`{span}`: no command has this option")
+    assert not found
+
+
+@pages
+def test_linked_files_exist(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)\s]+)\)", read(page).prose)
+    local = [t for t in targets if not re.match(r"[a-z]+:", t)]
+    missing = [t for t in local if t.split("#")[0] and not (page.parent / t.split("#")[0]).exists()]
+    assert not missing
+    for target in local:
+        file, _, anchor = target.partition("#")
+        if anchor and (file.endswith(".md") or not file):
+            headings = re.findall(r"^#+ (.+)$", (page.parent / file if file else page).read_text(), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w\- ]", "", h).strip().lower().replace(" ", "-") for h in headings}, (
+                target
+            )
+
+
+@pages
+def test_variables_are_read_somewhere(page: Path) -> None:
+    raw = page.read_text()
+    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py"), *ROOT.glob("*.py"), ROOT / "Makefile"]
+    source = "\n".join(file.read_text() for file in files)
+    assert {name for name in re.findall(r"SHOAL_[A-Z_]+\b", raw) if name not in source} == set()
+
+
+def test_every_variable_that_is_read_is_documented() -> None:
+    raw = "\n".join(page.read_text() for page in PAGES)
+    pattern = r"""environ(?:\.get\(|\[)["'](SHOAL_[A-Z_]+)["']"""
+    read_ = {n for file in (ROOT / "src").rglob("*.py") for n in re.findall(pattern, file.read_text())}
+    assert {name for name in read_ if name not in raw} == set()
+
+
+# fleet.yaml
+
+
+def fields_of(kind: Any) -> Mapping[str, Any]:
+    """The fields of the struct in a type such as `tuple[Pool, ...] | None`; none where there is none."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return {f.name: f.type for f in msgspec.structs.fields(kind)}
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return get_type_hints(kind)
+    return next((found for part in get_args(kind) if (found := fields_of(part))), {})
+
+
+def documented(section: str) -> str:
+    """The text of the heading that names a section of fleet.yaml."""
+    parts = re.split(r"^## ", (ROOT / "docs" / "fleet-config.md").read_text(), flags=re.MULTILINE)
+    return next((part for part in parts if f"`{section}`" in part.partition("\n")[0]), "")
+
+
+@pytest.mark.parametrize("section", [name for name, kind in fields_of(FleetConfig).items() if fields_of(kind)])
+def test_every_field_of_a_section_is_documented(section: str) -> None:
+    text = documented(section)
+    assert text, f"no heading for {section}"
+    fields = fields_of(fields_of(FleetConfig)[section]).keys()
+    if section == "gateway":  # sections of their own
+        fields -= {"router", "admission", "keys"}
+    assert {name for name in fields if f"`{name}`" not in text} == set()
+
+
+def test_documented_fields_exist() -> None:
+    """Names in the first column of a table, and names with a default in parentheses behind them."""
+    known: dict[str, set[str]] = {}
+    for section, kind in fields_of(FleetConfig).items():
+        known[section] = {section, *fields_of(kind), *(n for k in fields_of(kind).values() for n in fields_of(k))}
+    text = (ROOT / "docs" / "fleet-config.md").read_text()
+    unknown = []
+    for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        head, _, body = part.partition("\n")
+        names = set().union(*(known.get(s, set()) for s in re.findall(r"`(\w+)`", head)))
+        tables = re.findall(r"^\| *field *\|[^\n]*\n(?:\|[^\n]*\n)+", body, re.MULTILINE)
+        cells = [line.split("|")[1] for table in tables for line in table.splitlines()[2:]]
+        told = {n for cell in cells for n in re.findall(r"`([a-z_]+)`", cell)}
+        told |= set(re.findall(r"`([a-z_]+)` \((?=\d|true|false|none)", body))
+        unknown += [f"{head}: {name}" for name in sorted(told - names)]
+    assert not unknown
+
+
+@pages
+def test_yaml_examples_are_accepted(page: Path) -> None:
+    for language, block in read(page).blocks:
+        if language in ("yaml", "yml") and "pools" in (parsed := yaml.safe_load(block)):
+            parse_config(parsed)
+
+
+def test_the_example_file_is_accepted() -> None:
+    for file in (ROOT / "examples").glob("*.yaml"):
+        parse_config(yaml.safe_load(file.read_text()))
