@@ -1,7 +1,7 @@
-"""Shoal: plan, serve, simulate and bench large language models on a fleet that one person can understand.
+"""Shoal: plan, serve and bench large language models on a fleet that one person can understand.
 
-Importing this package is cheap: `LLM` and `SamplingParams` are loaded on first use, so the planner, the
-simulator and the command line never pay for PyTorch.
+Importing this package is cheap: `LLM` and `SamplingParams` are loaded on first use, so the planner and
+the command line never pay for PyTorch.
 """
 
 from typing import TYPE_CHECKING, Any

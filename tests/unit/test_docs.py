@@ -1,9 +1,12 @@
 """Commands, options, fields of fleet.yaml, files and variables that the docs and the README name exist."""
 
+import ast
 import dataclasses
 import importlib
 import re
 import shlex
+import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -209,3 +212,35 @@ def test_yaml_examples_are_accepted(page: Path) -> None:
 def test_the_example_file_is_accepted() -> None:
     for file in (ROOT / "examples").glob("*.yaml"):
         parse_config(yaml.safe_load(file.read_text()))
+
+
+# Dependencies.
+
+PACKAGES = {"yaml": "pyyaml", "zmq": "pyzmq", "prometheus_client": "prometheus-client"}
+"""Where the name of a package isn't the one it is imported by; `opentelemetry` begins several names."""
+
+
+def tabled() -> set[str]:
+    """The packages that docs/dependencies.md names in its tables."""
+    lines = (ROOT / "docs" / "dependencies.md").read_text().splitlines()
+    cells = [line.split("|")[1:-1] for line in lines if line.startswith("| ")]
+    return {name.strip() for row in cells for name in row[-2].split(",")}
+
+
+def test_every_package_that_is_imported_is_documented() -> None:
+    imported = set()
+    for file in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {name.name.partition(".")[0] for name in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                imported.add(node.module.partition(".")[0])
+    others = {PACKAGES.get(name, name) for name in imported - set(sys.stdlib_module_names) - {"shoal"}}
+    assert {name for name in others if not any(p.startswith(name) for p in tabled())} == set()
+
+
+def test_every_package_that_is_installed_is_documented() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = [*project["dependencies"], *(p for extra in project["optional-dependencies"].values() for p in extra)]
+    names = {re.match(r"[\w-]+", entry).group() for entry in listed} - {"shoal"}  # type: ignore[union-attr]
+    assert names - tabled() == set()

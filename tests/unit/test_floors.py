@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "shoal"
-FLOORS = ("specs", "policy", "plan", "sim", "engine", "fleet", "bench", "observe", "cli")
-# Free of frameworks, so that planning and simulating start at once and run anywhere.
-LIGHT = ("specs", "policy", "plan", "sim")
+FLOORS = ("specs", "policy", "plan", "engine", "fleet", "bench", "observe", "cli")
+# Free of frameworks, so that planning starts at once and runs anywhere.
+LIGHT = ("specs", "policy", "plan")
 HEAVY = {
     *("torch", "transformers", "tokenizers", "safetensors", "llguidance", "huggingface_hub", "fsspec"),
     *("http", "urllib", "socket", "ssl", "requests", "httpx", "aiohttp", "starlette", "uvicorn", "fastapi", "zmq"),

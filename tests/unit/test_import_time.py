@@ -33,7 +33,6 @@ def loaded(code: str) -> set[str]:
         "import shoal.policy.batching",
         "import shoal.policy.routing",
         "import shoal.plan",
-        "import shoal.sim",
         "import shoal.engine.sources",
         "import shoal.engine.options",
         "import shoal.engine.sampling.params",

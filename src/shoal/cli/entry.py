@@ -80,7 +80,7 @@ def _overview() -> str:
     lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(
         [
-            "Shoal: plan, serve, simulate and bench large language models.",
+            "Shoal: plan, serve and bench large language models.",
             "",
             "Usage: shoal COMMAND [OPTIONS]",
             "",

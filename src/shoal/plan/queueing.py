@@ -1,6 +1,6 @@
 """Queues on paper: screening formulas for open-loop traffic, percentiles, speculation, chunked prefill, matching.
 
-These rank candidates cheaply; the event simulation decides. Rates are a second, times seconds.
+These rank candidates cheaply; tails are approximations. Rates are per second, times in seconds.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""How long one step takes: roofline terms with calibrated shares, for planner, simulator, admission and router.
+"""How long one step takes: roofline terms with calibrated shares, for the planner.
 
 A step reads the weights it touches, multiplies them with its tokens, reads and writes the cache, and talks to the
 other ranks; each part is bounded by memory or arithmetic, plus fixed times a layer and a step. The same formulas
@@ -44,7 +44,7 @@ class BatchShape:
 
 
 class StepTime(Protocol):
-    """One model of time for planner, simulator, admission and router."""
+    """A model of the time of a step."""
 
     def seconds(self, batch: BatchShape) -> Estimate: ...
 

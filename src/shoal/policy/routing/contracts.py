@@ -41,7 +41,7 @@ class RouteRequest:
 
 @dataclass(slots=True)
 class ReplicaState:
-    """What is known of one replica. Only the registry (or the simulator) writes it; policies read."""
+    """What is known of one replica. Only the registry writes it; policies read."""
 
     name: str
     models: frozenset[str]
