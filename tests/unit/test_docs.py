@@ -29,6 +29,7 @@ FENCE = re.compile(r"^(```|~~~)(\w*)[^\n]*\n(.*?)^\1", re.MULTILINE | re.DOTALL)
 OTHERS_OPTIONS = frozenset(
     {
         "--mem-fraction-static",  # of SGLang
+        "--lora-modules",  # of vLLM
     }
 )
 
@@ -154,6 +155,15 @@ def test_every_variable_that_is_read_is_documented() -> None:
     pattern = r"""environ(?:\.get\(|\[)["'](SHOAL_[A-Z_]+)["']"""
     read_ = {n for file in (ROOT / "src").rglob("*.py") for n in re.findall(pattern, file.read_text())}
     assert {name for name in read_ if name not in raw} == set()
+
+
+@pages
+def test_metrics_are_served(page: Path) -> None:
+    """Under the name that the source gives them, to which Prometheus adds the suffix of the kind."""
+    source = "\n".join(file.read_text() for file in (ROOT / "src").rglob("*.py"))
+    named = {n for n in re.findall(r"`(shoal_[a-z_]+)`", page.read_text()) if not n.endswith("_")}
+    plain = {re.sub(r"_(total|bucket|count|sum|created)$", "", name) for name in named}
+    assert {name for name in plain if not re.search(rf'"{name}["_]', source)} == set()
 
 
 # fleet.yaml
