@@ -20,7 +20,8 @@ from e2ekit import serve_process
 from shoal import LLM, SamplingParams
 from shoal.engine.errors import InvalidOption
 from shoal.engine.options import EngineOptions
-from shoal.fleet.config_file import engine_options, parse_config
+from shoal.fleet.config_checks import engine_options
+from shoal.fleet.config_file import parse_config
 
 COMMAND = [sys.executable, "-m", "shoal.cli", "serve"]
 pytestmark = [pytest.mark.usefixtures("no_leaks"), pytest.mark.timeout(600)]

@@ -111,8 +111,18 @@ def _report(error: Exception) -> int:
     if type(error).__module__.startswith("shoal."):
         _say(f"error: {error}")
         return USAGE if isinstance(error, ValueError) else FAILED
+    if isinstance(error, OSError):
+        _say(f"error: {_system_words(error)}")
+        return FAILED
     _say(f"error: {type(error).__name__}: {error}\nThis is a fault in Shoal; SHOAL_DEBUG=1 shows where.")
     return FAILED
+
+
+def _system_words(error: OSError) -> str:
+    """What the system refused, in its words: a file, an address or a full disk is nobody's fault here."""
+    words = error.strerror or str(error) or type(error).__name__
+    names = " → ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+    return f"{names}: {words}" if names else words
 
 
 def _say(text: str) -> None:

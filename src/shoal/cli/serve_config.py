@@ -23,6 +23,7 @@ _ELSEWHERE = {
     "served_name": "pools[].served_name",
     "threads": "pools[].threads",
     "cors_origin": "listen.cors_origins",
+    "lora": "pools[].options.loras",
 }
 _SOURCES = frozenset({"COMMANDLINE", "ENVIRONMENT"})
 
@@ -121,4 +122,5 @@ _APPLY: Mapping[str, Callable[[FleetConfig, Any], FleetConfig]] = {
     "access_log": _gateway("access_log"),
     "max_body_mb": _gateway("max_body_bytes", 2**20),
     "drain_seconds": _drain,
+    "heartbeat_seconds": _gateway("heartbeat_seconds"),
 }

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from shoal.cli.loops import loop_factory
 from shoal.cli.serve_config import key_of, routing, with_options
+from shoal.specs.errors import SpecError
 
 if TYPE_CHECKING:
     from shoal.engine.options import EngineOptions
@@ -79,8 +80,14 @@ def serve_file(
 
     def read() -> FleetConfig:
         from shoal.fleet.config_file import load_config
+        from shoal.fleet.machine import check_machine
 
-        return with_options(load_config(Path(path)), given)
+        config = with_options(load_config(Path(path)), given)
+        try:
+            check_machine(config)
+        except SpecError as error:
+            raise SpecError(f"{path}: {error.field}", error.value, error.accepted) from None
+        return config
 
     _serve(console, read(), read, check, demo_prompt, api_key)
 

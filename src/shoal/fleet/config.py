@@ -60,7 +60,7 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     fallback: bool | Annotated[int, Meta(ge=0, le=100)] = 0
     """Serve its names only while no pool of the same name with a lower number is available; true: 1."""
     engine: EngineKind = "shoal"
-    replicas: Annotated[int, Meta(ge=0, le=1024)] = 1
+    replicas: Annotated[int, Meta(ge=1, le=1024)] = 1
     urls: tuple[str, ...] = ()
     """Replicas that run already; `replicas` is not looked at then."""
     role: Literal["both", "prefill", "decode"] = "both"

@@ -8,7 +8,7 @@ import msgspec
 from shoal.engine.options import EngineOptions
 from shoal.engine.server.state import ServerOptions
 from shoal.fleet.adapters.base import Gauges, HttpAdapter, Order, Traits
-from shoal.fleet.config_file import engine_options
+from shoal.fleet.config_checks import engine_options
 from shoal.fleet.launch.process import Command
 from shoal.fleet.registry.contracts import ReplicaStats
 

@@ -30,7 +30,7 @@ class KeyConfig:
         if len(self.sha256) != 64 or any(c not in "0123456789abcdef" for c in self.sha256):
             raise ValueError(f"key {self.name!r}: sha256 must be 64 lower-case hex digits, not the key itself")
         if not self.scopes:
-            raise ValueError(f"key {self.name!r}: scopes is empty; it must have generate, observe or both")
+            raise ValueError(f"key {self.name!r}: scopes is (); it must be generate, observe or both")
         for limit in ("requests_per_minute", "tokens_per_minute"):
             value = getattr(self, limit)
             if value is not None and value < 1:
