@@ -35,6 +35,10 @@ def narrowed(document: dict[str, Any]) -> dict[str, Any]:
             properties.pop("max_completion_tokens", None)
             properties["n"] = {"type": "integer", "minimum": 1, "maximum": 3}
             schema["required"] = [*schema["required"], "max_tokens"]
+        limit = {"MessagesRequest": "max_tokens", "ResponsesRequest": "max_output_tokens"}.get(name)
+        if limit is not None:
+            properties[limit] = {"type": "integer", "minimum": 0, "maximum": 8}
+            schema["required"] = [*{*schema["required"], limit}]
     return document
 
 

@@ -61,12 +61,9 @@ class _Answer:
         return self._writer.message
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        begun = False
         async with contextlib.aclosing(self._conversation.pieces()) as pieces:
             async for piece in pieces:
-                events = [] if begun else self._writer.begin()
-                begun = True
-                events += self._writer.feed(piece)
+                events = self._writer.feed(piece)
                 if events:
                     yield b"".join(named_event(event) for event in events)
 

@@ -39,16 +39,18 @@ class MessageWriter:
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
         self._reader = BlockReader()
+        self._begun = False
         self.message = MessageObject(
             id=f"msg_{uuid.uuid4().hex}", model=conversation.body.model, content=[], usage=self._usage()
         )
 
-    def begin(self) -> list[MessageEvent]:
-        return [MessageStart(msgspec.structs.replace(self.message, usage=self._usage())), Ping()]
-
     def feed(self, piece: Piece) -> list[MessageEvent]:
-        """The events of one more piece. The last piece ends the message."""
+        """The events of one more piece. The first one begins the message, the last ends it."""
         found: list[MessageEvent] = []
+        if not self._begun:
+            self._begun = True
+            # Cached tokens are known from here on.
+            found += [MessageStart(msgspec.structs.replace(self.message, usage=self._usage())), Ping()]
         for event in self._reader.feed(piece):
             match event:
                 case Opened(block):

@@ -67,12 +67,9 @@ class _Answer:
         return self._writer.response
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        begun = False
         async with contextlib.aclosing(self._conversation.pieces()) as pieces:
             async for piece in pieces:
-                events = [] if begun else self._writer.begin()
-                begun = True
-                events += self._writer.feed(piece)
+                events = self._writer.feed(piece)
                 if piece.finish is not None:
                     # Before the last event: whoever reads it may refer to the response at once.
                     self._keep()
@@ -80,7 +77,7 @@ class _Answer:
                     yield b"".join(named_event(event) for event in events)
 
     def failed(self, error: ErrorBody) -> bytes:
-        return named_event(self._writer.failed(error))
+        return b"".join(named_event(event) for event in self._writer.failed(error))
 
     def _keep(self) -> None:
         if self._store is not None:

@@ -54,16 +54,10 @@ class ResponseWriter:
         self._cut = False
         self.response = _opening(body)
 
-    def begin(self) -> list[ev.Event]:
-        return [
-            ev.ResponseCreated(sequence_number=self._next(), response=self.response),
-            ev.ResponseInProgress(sequence_number=self._next(), response=self.response),
-        ]
-
     def feed(self, piece: Piece) -> list[ev.Event]:
-        """The events of one more piece. The last piece ends the response."""
+        """The events of one more piece. The first one begins the response, the last ends it."""
         self._cut = piece.finish == "length"
-        found: list[ev.Event] = []
+        found = self._begin()
         for event in self._reader.feed(piece):
             match event:
                 case Opened(block):
@@ -76,11 +70,20 @@ class ResponseWriter:
             found += self._end()
         return found
 
-    def failed(self, error: ErrorBody) -> ev.Event:
-        """The event that ends a stream when the engine can't go on."""
+    def failed(self, error: ErrorBody) -> list[ev.Event]:
+        """The events that end a stream when the engine can't go on."""
+        found = self._begin()
         failure = ResponseFailure("server_error", error.message)
         self.response = msgspec.structs.replace(self.response, status="failed", error=failure)
-        return ev.ResponseFailed(sequence_number=self._next(), response=self.response)
+        return [*found, ev.ResponseFailed(sequence_number=self._next(), response=self.response)]
+
+    def _begin(self) -> list[ev.Event]:
+        if self._sequence:
+            return []
+        return [
+            ev.ResponseCreated(sequence_number=self._next(), response=self.response),
+            ev.ResponseInProgress(sequence_number=self._next(), response=self.response),
+        ]
 
     def _end(self) -> list[ev.Event]:
         found: list[ev.Event] = []
