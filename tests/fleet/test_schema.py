@@ -39,6 +39,14 @@ def narrowed(document: dict[str, Any]) -> dict[str, Any]:
         if limit is not None:
             properties[limit] = {"type": "integer", "minimum": 0, "maximum": 8}
             schema["required"] = [*{*schema["required"], limit}]
+        # What is always refused would keep the rest of a request from being looked at.
+        for refused in ("background", "conversation", "prompt", "previous_response_id", "mcp_servers", "container"):
+            if limit is not None:
+                properties.pop(refused, None)
+        if name == "ResponseTool":
+            properties["type"] = {"enum": ["function", "custom", "namespace", "web_search"]}
+        if name == "MessagesTool":
+            properties["type"] = {"enum": [None, "custom"]}
     return document
 
 

@@ -92,6 +92,38 @@ def test_shutdown_ends_what_is_in_flight_with_an_error(serve: Callable[..., Serv
     assert not served.engine.live
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "last"),
+    [
+        ("/v1/responses", {"input": "Hi"}, "event: response.failed"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 400}, "event: error"),
+    ],
+)
+def test_shutdown_ends_a_stream_in_its_own_dialect(
+    serve: Callable[..., Served], path: str, body: dict[str, Any], last: str
+) -> None:
+    served = serve()
+    served.engine.answer = "x" * 400
+    served.engine.pause = 0.01
+    answers: list[str] = []
+
+    def ask() -> None:
+        with served.client() as client:
+            answers.append(client.post(path, json={"model": "script", "stream": True, **body}).text)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    eventually(lambda: bool(served.engine.live), "the engine works")
+    time.sleep(0.1)
+    loop = next(iter(served.state.live)).get_loop()
+    loop.call_soon_threadsafe(served.state.cancel_requests)
+    thread.join(10)
+    name, data = answers[0].strip().split("\n")[-2:]
+    assert name == last
+    assert "the server is shutting down" in data
+    assert not served.engine.live
+
+
 def test_a_connection_that_says_nothing_or_half_a_head_is_closed(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

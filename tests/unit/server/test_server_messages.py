@@ -265,6 +265,9 @@ def test_count_tokens(claude: Anthropic, served: Served) -> None:
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages: 'empty'"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "redacted_thinking"}]}]}, "messages: 'empty'"),
+        ({"messages": [{"role": "assistant", "content": ""}]}, "messages: "),
         ({"maximum": 1}, "unknown parameter: maximum"),
         ({"max_token": 1}, "did you mean max_tokens?"),
         (

@@ -379,6 +379,17 @@ def test_a_failure_within_a_stream_is_an_event(served: Served, openai: OpenAI) -
         openai.responses.create(model="script", input="Hi")
 
 
+def test_a_failure_before_the_first_token_follows_the_beginning(serve: Callable[..., Served]) -> None:
+    """A heartbeat has begun the stream: the client's helper wants `response.created` before anything else."""
+    served = serve(heartbeat_seconds=0.05)
+    served.engine.pause, served.engine.answer = 0.5, "x"
+    served.engine.finish_reason, served.engine.error = "error", "out of luck"
+    answer = post(served, input="Hi", stream=True)
+    assert answer.status_code == 200
+    kinds = [line for line in answer.text.split("\n") if line.startswith("event: ")]
+    assert kinds == ["event: response.created", "event: response.in_progress", "event: response.failed"]
+
+
 def test_leaving_a_stream_ends_its_request(served: Served, openai: OpenAI) -> None:
     served.engine.answer, served.engine.pause = "x" * 500, 0.01
     stream = openai.responses.create(model="script", input="Hi", stream=True)

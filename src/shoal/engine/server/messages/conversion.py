@@ -23,6 +23,7 @@ from shoal.engine.server.transcript import OMITTED_IMAGE, Transcript
 ChatToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 FIELD_NAMES: Mapping[str, str] = {
     "stop": "stop_sequences",
+    "continue_final_message": "messages",
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
 }
@@ -42,6 +43,9 @@ def chat_request(body: CountTokensRequest) -> ChatRequest:
     for place, message in enumerate(body.messages):
         _add(transcript, message, f"messages[{place}]")
     messages = transcript.messages()
+    if not messages:
+        raise bad_value("messages", "empty", "expected at least one block of text")
+    last = messages[-1]
     tools = [_tool(spec, f"tools[{place}]") for place, spec in enumerate(body.tools or ())]
     choice = body.tool_choice
     request = ChatRequest(
@@ -51,7 +55,7 @@ def chat_request(body: CountTokensRequest) -> ChatRequest:
         tool_choice=_choice(choice, bool(tools)),
         parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
         # A conversation that ends with the assistant's words is to be gone on from there.
-        continue_final_message=messages[-1].role == "assistant" or None,
+        continue_final_message=(last.role == "assistant" and not last.tool_calls) or None,
         response_format=_response_format(body),
         reasoning_effort=_effort(body),
         chat_template_kwargs=_template_variables(body),
