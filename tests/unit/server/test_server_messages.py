@@ -285,6 +285,10 @@ def test_count_tokens(claude: Anthropic, served: Served) -> None:
             "messages[0].content[0].text is required",
         ),
         ({"messages": [{"role": "robot", "content": ""}]}, "messages[0].role"),
+        (
+            {"tools": [WEATHER, {"name": "f", "input_schema": {"$ref": "#/no"}}], "tool_choice": {"type": "any"}},
+            "tools[1].input_schema",
+        ),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
         ({"container": "c"}, "container"),
         ({"stop_sequences": [""]}, "stop_sequences: ''"),

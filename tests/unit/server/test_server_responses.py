@@ -24,6 +24,8 @@ PATCH: Any = {
     "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch"'},
 }
 
+BROKEN: Any = {"type": "function", "name": "broken", "parameters": {"$ref": "#/no"}}
+
 
 @pytest.fixture
 def openai(served: Served) -> Iterator[OpenAI]:
@@ -255,6 +257,18 @@ def test_codex_request_is_taken_whole(served: Served) -> None:
     assert events(post(served, **body))[-1]["type"] == "response.completed"
 
 
+def test_effort_none_turns_thinking_off() -> None:
+    from shoal.engine.server.responses.conversion import chat_request, input_items
+    from shoal.engine.server.responses.request import ResponseReasoning, ResponsesRequest
+    from shoal.engine.server.responses.tools import Offer
+
+    for effort, variables in (("none", {"enable_thinking": False, "thinking": False}), ("max", None)):
+        body = ResponsesRequest(model="m", input="Hi", reasoning=ResponseReasoning(effort))  # type: ignore[arg-type]
+        chat = chat_request(body, input_items(body), Offer({}, None))
+        assert chat.chat_template_kwargs == variables
+        assert chat.reasoning_effort == ("none" if effort == "none" else "xhigh")
+
+
 def test_structured_output_is_parsed(openai: OpenAI, served: Served) -> None:
     class City(BaseModel):
         name: str
@@ -342,6 +356,13 @@ def test_sealed_reasoning_comes_back(served: Served) -> None:
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "no"}}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        (
+            {
+                "tools": [{"type": "web_search"}, {"type": "namespace", "name": "n", "tools": [WEATHER, BROKEN]}],
+                "tool_choice": "required",
+            },
+            "tools[1].tools[1].parameters.$ref",
+        ),
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),

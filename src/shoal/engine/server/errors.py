@@ -69,19 +69,18 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def renamed(self, names: Mapping[str, str]) -> "ApiError":
-        """The same error for a client that knows the field by another name."""
-        old = self.body.param
-        head, dot, rest = (old or "").partition(".")
-        if old is None or head not in names:
+        """Return the same error for a client that knows the field, or the one that it lies in, by another name."""
+        old = self.body.param or ""
+        known = next((name for name in names if old == name or old.startswith((f"{name}.", f"{name}["))), None)
+        if known is None:
             return self
-        new = names[head] + dot + rest
+        new = names[known] + old[len(known) :]
         message = self.body.message
         if message.startswith(f"{old}:"):
             message = new + message[len(old) :]
-        error = ApiError(
+        return ApiError(
             self.status, message, kind=self.body.type, param=new, code=self.body.code, headers=self.headers
         )
-        return error
 
 
 def bad_value(field: str, value: object, accepted: str) -> ApiError:

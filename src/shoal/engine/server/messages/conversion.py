@@ -1,6 +1,6 @@
 """A Messages request as a chat request: content blocks to messages, `stop_sequences` to `stop`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -21,7 +21,7 @@ from shoal.engine.server.protocol import ChatRequest, FunctionDefinition, NamedF
 from shoal.engine.server.transcript import OMITTED_IMAGE, Transcript
 
 ChatToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
-FIELD_NAMES: Mapping[str, str] = {
+FIELD_NAMES: dict[str, str] = {
     "stop": "stop_sequences",
     "continue_final_message": "messages",
     "response_format": "output_config.format",

@@ -14,7 +14,7 @@ from shoal.engine.server.messages.writer import MessageWriter
 from shoal.engine.server.rendering import render_chat
 from shoal.engine.server.state import Engine
 from shoal.engine.server.streaming import EventStream, json_answer, named_event
-from shoal.engine.server.tool_choice import active_tools
+from shoal.engine.server.tool_choice import active_tools, settle_choice
 
 _CONTEXT = "context_length_exceeded"
 
@@ -24,7 +24,7 @@ async def respond(engine: Engine, body: MessagesRequest, request_id: str) -> ASG
     try:
         conversation = await prepare_conversation(engine, chat_request(body), request_id, shorten=True)
     except ApiError as error:
-        raise _renamed(error) from None
+        raise _renamed(error, body) from None
     answer = _Answer(conversation, request_id)
     if body.stream:
         return EventStream(answer.stream(), on_error=answer.failed)
@@ -33,19 +33,20 @@ async def respond(engine: Engine, body: MessagesRequest, request_id: str) -> ASG
 
 def count_tokens(engine: Engine, body: CountTokensRequest) -> TokensCounted:
     """Prompt tokens of the conversation; slow for long ones, so not for the event loop."""
-    chat = chat_request(body)
     try:
+        chat = settle_choice(chat_request(body))
         return TokensCounted(len(render_chat(engine.tokenizer, chat, active_tools(chat))))
     except ApiError as error:
-        raise _renamed(error) from None
+        raise _renamed(error, body) from None
 
 
-def _renamed(error: ApiError) -> ApiError:
+def _renamed(error: ApiError, body: CountTokensRequest) -> ApiError:
     if error.body.code == _CONTEXT:
         # The words by which Claude Code knows that it has to compact the conversation.
         message = f"prompt is too long: {error.body.message}"
         return ApiError(error.status, message, param="messages", code=_CONTEXT)
-    return error.renamed(FIELD_NAMES)
+    schemas = {f"tools[{i}].function.parameters": f"tools[{i}].input_schema" for i in range(len(body.tools or ()))}
+    return error.renamed(FIELD_NAMES | schemas)
 
 
 class _Answer:

@@ -2,12 +2,13 @@
 
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from shoal.engine.server.errors import ApiError, bad_value
 from shoal.engine.server.fields import (
+    JsonObject,
     JsonObjectFormat,
     JsonSchemaFormat,
     JsonSchemaResponseFormat,
@@ -18,7 +19,7 @@ from shoal.engine.server.responses.request import InputItem, InputPart, Response
 from shoal.engine.server.responses.tools import Offer, flat_name
 from shoal.engine.server.transcript import OMITTED_IMAGE, Transcript
 
-FIELD_NAMES: Mapping[str, str] = {
+FIELD_NAMES: dict[str, str] = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
@@ -72,11 +73,18 @@ def chat_request(body: ResponsesRequest, items: Sequence[InputItem], offer: Offe
         ignore_eos=body.ignore_eos,
         logprobs=LOGPROBS in include or None,
         top_logprobs=body.top_logprobs if LOGPROBS in include else None,
-        chat_template_kwargs=body.chat_template_kwargs,
+        chat_template_kwargs=_template_variables(body),
         cache_salt=body.cache_salt,
         priority=body.priority,
         stream=body.stream,
     )
+
+
+def _template_variables(body: ResponsesRequest) -> JsonObject | None:
+    """Effort `none` also under the names by which chat templates turn thinking off."""
+    if body.reasoning is None or body.reasoning.effort != "none":
+        return body.chat_template_kwargs
+    return {"enable_thinking": False, "thinking": False} | (body.chat_template_kwargs or {})
 
 
 def _response_format(form: ResponseTextFormat) -> ResponseFormat | None:

@@ -27,7 +27,7 @@ async def respond(engine: Engine, store: ResponseStore, body: ResponsesRequest, 
     try:
         conversation = await prepare_conversation(engine, chat, request_id, shorten=True)
     except ApiError as error:
-        raise error.renamed(FIELD_NAMES) from None
+        raise error.renamed(FIELD_NAMES | offer.schema_fields) from None
     kept = store if body.store is not False else None
     answer = _Answer(conversation, ResponseWriter(body, offer, conversation), kept, items)
     if body.stream:

@@ -38,6 +38,8 @@ class OfferedTool:
 
     tool: Tool
     kind: Literal["function", "custom"]
+    at: str
+    """Where it is in the request."""
     name: str
     namespace: str | None = None
 
@@ -52,6 +54,12 @@ class Offer:
     @property
     def chat_tools(self) -> list[Tool] | None:
         return [offered.tool for offered in self.tools.values()] or None
+
+    @property
+    def schema_fields(self) -> dict[str, str]:
+        """The chat core's names of the tools' schemas, and where they are in the request."""
+        places = enumerate(self.tools.values())
+        return {f"tools[{i}].function.parameters": f"{offered.at}.parameters" for i, offered in places}
 
 
 def offer_of(specs: Sequence[ResponseTool], choice: str | ResponseToolChoice | None) -> Offer:
@@ -81,10 +89,10 @@ def _offered(spec: ResponseTool, at: str) -> list[tuple[str, OfferedTool]]:
         raise ApiError(400, f"{at}.name is required", param=f"{at}.name", code="missing_required_parameter")
     if spec.type == "function":
         function = FunctionDefinition(spec.name, spec.description, spec.parameters, spec.strict)
-        return [(spec.name, OfferedTool(Tool(function), "function", spec.name))]
+        return [(spec.name, OfferedTool(Tool(function), "function", at, spec.name))]
     if spec.type == "custom":
         function = FunctionDefinition(spec.name, _custom_description(spec), _INPUT)
-        return [(spec.name, OfferedTool(Tool(function), "custom", spec.name))]
+        return [(spec.name, OfferedTool(Tool(function), "custom", at, spec.name))]
     found = []
     for place, inner in enumerate(spec.tools or ()):
         if inner.type != "function":
@@ -92,7 +100,7 @@ def _offered(spec: ResponseTool, at: str) -> list[tuple[str, OfferedTool]]:
         for name, offered in _offered(inner, f"{at}.tools[{place}]"):
             flat = flat_name(name, spec.name)
             function = msgspec.structs.replace(offered.tool.function, name=flat)
-            found.append((flat, OfferedTool(Tool(function), "function", name, spec.name)))
+            found.append((flat, OfferedTool(Tool(function), "function", offered.at, name, spec.name)))
     return found
 
 
