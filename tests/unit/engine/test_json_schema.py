@@ -52,6 +52,7 @@ def test_references_are_hoisted_and_unused_definitions_left_out():
     assert prepared.schema == {
         "type": "object",
         "properties": {"a": {"$ref": "#/$defs/A", "description": "kept"}},
+        "additionalProperties": False,
     }
     assert prepared.definitions == {"A": INTEGER}
     assert prepare(schema, strict=False, taken={"A"}).definitions == {"A-2": INTEGER}
@@ -308,3 +309,48 @@ def test_alternatives_of_itself_end_in_an_error_not_in_a_crash(compiler):
         schema = {keyword: [{"$ref": "#"}]}
         with contextlib.suppress(InvalidParameter):
             compiler.validate(GuidedParams("json_schema", json.dumps(schema)))
+
+
+def test_objects_that_say_nothing_of_further_properties_get_none(admits):
+    """A small model goes on inventing properties until its tokens are spent; llama.cpp and XGrammar stop it too."""
+    person = {"type": "object", "properties": {"name": {"type": "string"}, "at": {"$ref": "#/$defs/At"}}}
+    schema = {**person, "$defs": {"At": {"type": "object", "properties": {"city": {"type": "string"}}}}}
+    assert admits(schema, '{"name": "a", "at": {"city": "b"}}')
+    assert not admits(schema, '{"name": "a", "more": 1}')
+    assert not admits(schema, '{"at": {"city": "b", "zip": 1}}')
+    assert admits({**schema, "additionalProperties": True}, '{"name": "a", "more": 1}')
+    assert admits({"type": "object"}, '{"more": 1}')
+    assert admits({"type": "object", "properties": {"a": INTEGER}, "required": ["b"]}, '{"a": 1, "b": 2}')
+    assert admits({"anyOf": [person, {"type": "null"}], "$defs": schema["$defs"]}, '{"name": "a"}')
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"type": "object", "properties": {"a": INTEGER}}, {"$ref": "#/$defs/B"}]},
+        {"type": "object", "properties": {"a": INTEGER}, "allOf": [{"$ref": "#/$defs/B"}]},
+        {"type": "object", "properties": {"a": INTEGER}, "$ref": "#/$defs/B"},
+    ],
+)
+def test_combined_objects_do_not_exclude_each_others_properties(admits, schema):
+    schema["$defs"] = {"B": {"type": "object", "properties": {"b": INTEGER}}}
+    assert admits(schema, '{"a": 1, "b": 2}') or admits(schema, '{"b": 2, "a": 1}')
+
+
+def test_a_single_reference_in_allof_is_no_combination(admits):
+    """Pydantic 1 wraps every reference so."""
+    schema = {"allOf": [{"$ref": "#/$defs/B"}], "$defs": {"B": {"type": "object", "properties": {"b": INTEGER}}}}
+    assert admits(schema, '{"b": 1}')
+    assert not admits(schema, '{"b": 1, "c": 2}')
+
+
+def test_a_schema_put_below_another_keeps_its_own_definitions(admits):
+    """Clients that nest a model's schema leave `$defs` inside it; its references still name it from their root."""
+    inner = {
+        "$defs": {"B": INTEGER},
+        "type": "object",
+        "properties": {"b": {"$ref": "#/$defs/B"}},
+        "required": ["b"],
+    }
+    assert admits({"type": "object", "properties": {"inner": inner}}, '{"inner": {"b": 1}}')
+    assert not admits({"type": "object", "properties": {"inner": inner}}, '{"inner": {"b": "x"}}')

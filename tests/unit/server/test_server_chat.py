@@ -141,7 +141,7 @@ def test_named_tool_streams_its_arguments(openai: OpenAI, served: Served) -> Non
     assert (names, json.loads(arguments), finish) == (["weather"], {"city": "Köln"}, "tool_calls")
     guided = served.engine.seen[0][1].guided
     assert guided is not None
-    assert json.loads(guided.value) == TOOL["function"]["parameters"]
+    assert json.loads(guided.value) == {**TOOL["function"]["parameters"], "additionalProperties": False}
 
 
 @pytest.mark.parametrize("stream", [False, True])

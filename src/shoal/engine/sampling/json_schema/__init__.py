@@ -2,7 +2,8 @@
 
 references  finds what `$ref` points to
 relax       one schema object without the keywords that the compiler cannot enforce
-prepare     the whole document: references hoisted to `$defs`, every object relaxed
+close       objects that say nothing of further properties get none
+prepare     the whole document: references hoisted to `$defs`, every object relaxed, then closed
 """
 
 from shoal.engine.sampling.json_schema.errors import SchemaError, show_path

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+from shoal.engine.sampling.json_schema.close import close
 from shoal.engine.sampling.json_schema.errors import Path, SchemaError, show_path
 from shoal.engine.sampling.json_schema.locations import MANY, ONE
 from shoal.engine.sampling.json_schema.references import References
@@ -31,7 +32,7 @@ class Prepared:
 
 
 def prepare(schema: Any, *, strict: bool, taken: Collection[str] = ()) -> Prepared:
-    """Resolve references and give up what cannot be enforced; see `relax` for what `strict` means.
+    """Resolve references, give up what cannot be enforced and close objects; see `relax` for what `strict` means.
 
     Definitions get names that are not in `taken`. Raises `SchemaError`, and `RecursionError` for a schema that is
     nested too deeply.
@@ -59,6 +60,7 @@ class _Preparation:
             target = self._waiting.pop()
             definitions[self._names[target]] = self._schema(self._references.at(target), target)
         self._check_cycles(definitions)
+        root, definitions = close(root, definitions)
         return Prepared(root, dict(sorted(definitions.items())))
 
     def _schema(self, schema: Any, path: Path) -> Schema:

@@ -67,7 +67,16 @@ class References:
             for pointer in (unquote(fragment), fragment):
                 if (found := self._walk(root, pointer)) is not None:
                     return found
+                # A schema put below another keeps its own `$defs`, and its references point there.
+                if (found := self._enclosing(path, pointer)) is not None:
+                    return found
         raise SchemaError(path, reference, "it points to nothing in this schema")
+
+    def _enclosing(self, path: Path, pointer: str) -> Path | None:
+        if not pointer.startswith(("/$defs/", "/definitions/")):
+            return None
+        ends = range(len(path) - 1, 0, -1)
+        return next((found for end in ends if (found := self._walk(path[:end], pointer)) is not None), None)
 
     def _walk(self, root: Path, pointer: str) -> Path | None:
         path, node = root, self.at(root)
