@@ -101,6 +101,9 @@ def serve(
     ] = "local",
     seed: Annotated[int | None, typer.Option(help="Makes requests that bring no seed repeatable.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Compute threads.")] = None,
+    generation_config: Annotated[
+        str, typer.Option(help="auto: the model's own sampling defaults where a request is silent; none: not.")
+    ] = "auto",
     cache_dir: Annotated[str | None, typer.Option(help="Where models are kept.")] = None,
     offline: Annotated[bool, typer.Option(help="Never use the network.")] = False,
     max_body_mb: Annotated[int, typer.Option(min=1, help="Largest request body, MiB.")] = 16,
@@ -153,6 +156,7 @@ def serve(
         rendezvous=rendezvous,  # type: ignore[arg-type]
         seed=seed,
         threads=threads,
+        generation_config=generation_config,  # type: ignore[arg-type]  # checked by validate
         cache_dir=cache_dir,
         offline=offline,
     )

@@ -25,6 +25,7 @@ from shoal.engine.load import load_engine
 from shoal.engine.options import EngineOptions
 from shoal.engine.outputs import EngineStats, RequestOutput
 from shoal.engine.request import EngineRequest
+from shoal.engine.sampling.defaults import SamplingDefaults
 from shoal.engine.sampling.params import SamplingParams
 from shoal.engine.text.tokenizer import Tokenizer
 from shoal.policy.batching import RequestRefused
@@ -94,6 +95,10 @@ class AsyncEngine:
     @property
     def tokenizer(self) -> Tokenizer:
         return self._frontend.tokenizer
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        return self._frontend.sampling_defaults
 
     @property
     def max_model_len(self) -> int:

@@ -8,6 +8,7 @@ import msgspec
 from shoal.engine.errors import InvalidRequest
 from shoal.engine.handoff.params import KvTransferParams
 from shoal.engine.request import EngineRequest
+from shoal.engine.sampling.defaults import SamplingDefaults
 from shoal.engine.sampling.errors import InvalidParameter
 from shoal.engine.sampling.guided import GuidedCompiler
 from shoal.engine.sampling.params import SamplingParams
@@ -31,6 +32,7 @@ class Frontend:
         guided: GuidedCompiler,
         seed: int | None,
         adapters: Sequence[str] = (),
+        sampling_defaults: SamplingDefaults | None = None,
     ) -> None:
         self.model_name = model_name
         self.spec = spec
@@ -38,6 +40,8 @@ class Frontend:
         self.max_model_len = max_model_len
         self.adapters = tuple(adapters)
         """Names of the LoRA adapters that requests may choose."""
+        self.sampling_defaults = sampling_defaults or SamplingDefaults()
+        """For what a request leaves out."""
         self._guided = guided
         self._seed = seed
         self._unseeded = itertools.count()

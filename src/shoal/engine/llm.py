@@ -76,6 +76,10 @@ class LLM:
     def max_model_len(self) -> int:
         return self._frontend.max_model_len
 
+    def default_params(self) -> SamplingParams:
+        """What the model recommends (`generation_config.json`, GGUF's `general.sampling.*`), less a token limit."""
+        return self._frontend.sampling_defaults.params()
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -86,13 +90,13 @@ class LLM:
     ) -> list[GenerateResult]:
         """Answers to all prompts, batched continuously. `params` and `lora`: one for all, or one per prompt.
 
-        A prompt is a string or token ids; `lora` names an adapter, None the base model. Raises InvalidRequest
-        naming the field before anything is computed, EngineDead when the replica cannot go on. `use_tqdm` shows a
-        progress bar on a terminal.
+        Without `params` the model's own apply (`default_params`). A prompt is a string or token ids; `lora` names
+        an adapter, None the base model. Raises InvalidRequest naming the field before anything is computed,
+        EngineDead when the replica cannot go on. `use_tqdm` shows a progress bar on a terminal.
         """
         listed = _listed(prompts)
         if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(listed)
+            params = [params or self.default_params()] * len(listed)
         if len(params) != len(listed):
             raise ValueError(
                 f"{len(params)} sampling parameters for {len(listed)} prompts; give one, or one a prompt"

@@ -69,6 +69,7 @@ def load_engine(options: EngineOptions, observer: Observer | None = None) -> tup
         guided=guided,
         seed=options.seed,
         adapters=[lora.name for lora in options.loras],
+        sampling_defaults=tokenizer.meta.sampling_defaults if options.generation_config == "auto" else None,
     )
     config = SchedulerConfig(
         num_blocks=budget.num_blocks,

@@ -11,6 +11,7 @@ from shoal.specs.layout import Layout
 
 DTYPES = ("auto", "float32", "bfloat16")
 KV_DTYPES = ("auto", "int8")
+GENERATION_CONFIGS = ("auto", "none")
 SCHEMES = ("int8", "int4")
 COLLECTIVES = ("auto", "shm", "gloo", "nccl")
 MAX_RANKS = 4096
@@ -62,6 +63,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefill_chunk: int | None = None
     """Rows of one sequence in one step at most; default: the whole budget."""
     prefix_caching: bool = True
+    generation_config: Literal["auto", "none"] = "auto"
+    """`auto`: temperature, top_k, top_p, min_p, repetition_penalty and max_new_tokens that the model recommends
+    apply where a request is silent. `none`: they don't."""
     seed: int | None = None
     """Seeds requests that bring none (seed, seed + 1, …), so that a whole run can be repeated. None: at random."""
     threads: int | None = None
@@ -122,6 +126,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         self._validate_ranks()
         if not self.model:
             raise InvalidOption("model", self.model, "a catalog name, path, hub id or URL")
+        if self.generation_config not in GENERATION_CONFIGS:
+            raise InvalidOption("generation_config", self.generation_config, "auto or none")
         if self.dtype not in DTYPES:
             raise InvalidOption("dtype", self.dtype, "one of " + ", ".join(DTYPES))
         if self.kv_dtype not in KV_DTYPES:

@@ -18,6 +18,7 @@ from shoal.engine.errors import InvalidRequest
 from shoal.engine.handoff.params import KvTransferParams
 from shoal.engine.outputs import EngineStats, RequestOutput
 from shoal.engine.request import EngineRequest
+from shoal.engine.sampling.defaults import SamplingDefaults
 from shoal.engine.sampling.errors import InvalidParameter
 from shoal.engine.sampling.guided import GuidedCompiler
 from shoal.engine.sampling.params import GuidedParams, SamplingParams
@@ -79,6 +80,7 @@ class ScriptEngine:
     def reset(self) -> None:
         """The script as a test expects it."""
         self.healthy = True
+        self.sampling_defaults = SamplingDefaults()
         self.answer = "Hello, wörld!"
         self.finish_reason = "stop"
         self.stop_reason: str | None = None

@@ -9,6 +9,8 @@ import pytest
 from openai import OpenAI
 from serverkit import Served, byte_tokenizer
 
+from shoal.engine.sampling.defaults import SamplingDefaults
+
 ASK = {"model": "script", "messages": [{"role": "user", "content": "Hi"}]}
 TOOL = {
     "type": "function",
@@ -332,3 +334,27 @@ def test_without_tools_the_notation_is_text(openai: OpenAI, served: Served) -> N
     answer = openai.chat.completions.create(**ASK)
     assert answer.choices[0].message.content == served.engine.answer
     assert answer.choices[0].finish_reason == "stop"
+
+
+def test_the_models_own_defaults_apply_where_the_request_is_silent(served: Served) -> None:
+    """vllm#11164."""
+    served.engine.sampling_defaults = SamplingDefaults(temperature=0.6, top_k=20, top_p=0.95, max_new_tokens=7)
+    with served.client() as client:
+        assert client.post("/v1/chat/completions", json=ASK).status_code == 200
+        assert client.post("/v1/chat/completions", json={**ASK, "temperature": 0, "top_k": -1}).status_code == 200
+        assert client.post("/v1/chat/completions", json={**ASK, "max_tokens": 9}).status_code == 200
+        assert client.post("/v1/completions", json={"model": "script", "prompt": "a"}).status_code == 200
+    silent, own, limited, completion = (params for _, params in served.engine.seen)
+    assert (silent.temperature, silent.top_k, silent.top_p, silent.max_tokens) == (0.6, 20, 0.95, 7)
+    assert (own.temperature, own.top_k, own.top_p) == (0, -1, 0.95)
+    assert limited.max_tokens == 9
+    assert (completion.temperature, completion.max_tokens) == (0.6, 16)
+
+
+def test_the_models_own_limit_never_refuses_a_long_prompt(served: Served) -> None:
+    served.engine.sampling_defaults = SamplingDefaults(max_new_tokens=5000)
+    long = {**ASK, "messages": [{"role": "user", "content": "x" * 900}]}
+    with served.client() as client:
+        assert client.post("/v1/chat/completions", json=long).status_code == 200
+    prompt, params = served.engine.seen[0]
+    assert params.max_tokens == 1000 - len(prompt)

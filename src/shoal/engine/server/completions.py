@@ -111,6 +111,7 @@ def _prepare_all(engine: Engine, body: CompletionRequest, request_id: str) -> li
         logprobs=body.logprobs,
         prompt_logprobs=max(wanted) if wanted else None,
         guided=guided_params(body),
+        defaults=engine.sampling_defaults,
     )
     special = body.add_special_tokens is not False
     requests = []

@@ -110,6 +110,7 @@ def _prepare(
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
         guided=guided or tool_constraint(body),
+        defaults=engine.sampling_defaults,
     )
     notation = parsed_notation(engine, body)
     if notation is not None and needs_special_tokens(notation):
@@ -117,6 +118,8 @@ def _prepare(
         params = msgspec.structs.replace(params, skip_special_tokens=False)
     prompt = render_chat(engine.tokenizer, body, tools, limit=engine.max_model_len)
     left, shortened = max(1, engine.max_model_len - len(prompt)), False
+    if params.max_tokens is None and (usual := engine.sampling_defaults.max_new_tokens) is not None:
+        params = msgspec.structs.replace(params, max_tokens=min(left, max(usual, params.min_tokens)))
     if shorten and params.max_tokens is not None and params.max_tokens > left:
         params, shortened = msgspec.structs.replace(params, max_tokens=left), True
     # What goes on a text keeps the leading space that begins one for some tokenizers.

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from shoal.engine.sampling.defaults import SamplingDefaults
 from shoal.engine.sampling.params import GuidedParams, SamplingParams
 from shoal.engine.server.errors import ApiError, bad_value
 from shoal.engine.server.fields import (
@@ -39,12 +40,14 @@ def sampling_params(
     logprobs: int | None,
     guided: GuidedParams | None,
     prompt_logprobs: int | None = None,
+    defaults: SamplingDefaults,
 ) -> SamplingParams:
-    """What the engine is asked for. Fields left null take `SamplingParams`' own defaults.
+    """What the engine is asked for. Fields left null take the model's `defaults`, else `SamplingParams`' own.
 
     `max_tokens`, `logprobs` and `prompt_logprobs` mean different things at different endpoints, so the caller says.
     """
     given: dict[str, object] = {
+        **defaults.fields(),
         "max_tokens": max_tokens,
         "logprobs": logprobs,
         "prompt_logprobs": prompt_logprobs,

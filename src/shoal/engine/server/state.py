@@ -9,6 +9,7 @@ import msgspec
 from shoal.engine.handoff.params import KvTransferParams
 from shoal.engine.outputs import EngineStats, RequestOutput
 from shoal.engine.request import EngineRequest
+from shoal.engine.sampling.defaults import SamplingDefaults
 from shoal.engine.sampling.params import SamplingParams
 from shoal.engine.server.errors import ApiError, unavailable
 from shoal.engine.server.metrics import ServerMetrics
@@ -28,6 +29,10 @@ class Engine(Protocol):
     def tokenizer(self) -> Tokenizer: ...
     @property
     def max_model_len(self) -> int: ...
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        """For what a request leaves out."""
+
     @property
     def vocab_size(self) -> int: ...
     @property

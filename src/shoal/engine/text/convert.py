@@ -15,12 +15,13 @@ from typing import Any
 
 import msgspec
 
+from shoal.engine.sampling.defaults import SamplingDefaults, gguf_sampling_defaults, read_generation_config
 from shoal.engine.sources.cache import cache_root
 from shoal.engine.text.errors import TokenizerError
 from shoal.specs.errors import UnreadableModel
 from shoal.specs.gguf_header import read_gguf_header
 
-FORMAT = 1
+FORMAT = 2
 """Part of the cache key: raise it when the meaning of the cached files changes."""
 
 _SOURCES = (
@@ -48,6 +49,8 @@ class TokenizerMeta(msgspec.Struct, frozen=True):
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     """Every id that ends an answer, the tokenizer's own first."""
+    sampling_defaults: SamplingDefaults = SamplingDefaults()
+    """Here because it is read from the same files, and kept with the same cache entry."""
 
 
 class ConvertedTokenizer(msgspec.Struct, frozen=True):
@@ -112,7 +115,7 @@ def _write(entry: Path, made: ConvertedTokenizer) -> None:
 def _convert(path: Path) -> ConvertedTokenizer:
     if not path.exists():
         raise TokenizerError(f"no tokenizer at {path}: no such file or directory")
-    declared_eos = _declared_eos(path)
+    declared = _declared(path)
     tokenizer = _load_with_transformers(path)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -125,12 +128,13 @@ def _convert(path: Path) -> ConvertedTokenizer:
     templates = tokenizer.chat_template or {}
     if isinstance(templates, str):
         templates = {"default": templates}
-    eos = [tokenizer.eos_token_id, *declared_eos]
+    eos = [tokenizer.eos_token_id, *declared.eos_token_ids]
     meta = TokenizerMeta(
         chat_templates=dict(templates),
         special_tokens={k: v for k, v in tokenizer.special_tokens_map.items() if isinstance(v, str)},
         bos_token_id=tokenizer.bos_token_id,
         eos_token_ids=tuple(dict.fromkeys(i for i in eos if i is not None)),
+        sampling_defaults=declared.sampling,
     )
     return ConvertedTokenizer(backend.to_str(), meta)
 
@@ -150,24 +154,35 @@ def _load_with_transformers(path: Path) -> Any:
         raise TokenizerError(f"cannot read a tokenizer from {path}: {reason}") from error
 
 
-def _declared_eos(path: Path) -> list[int]:
-    """End-of-answer ids that the checkpoint declares outside its tokenizer.
+class _Declared(msgspec.Struct, frozen=True):
+    """What a checkpoint says of answers outside its tokenizer."""
+
+    eos_token_ids: list[int]
+    sampling: SamplingDefaults
+
+
+def _declared(path: Path) -> _Declared:
+    """End-of-answer ids and sampling defaults.
 
     Instruction-tuned models often end a turn with another token than the tokenizer's `eos_token`:
     `generation_config.json` lists them, GGUF calls it `tokenizer.ggml.eot_token_id`.
     """
     if path.is_dir():
-        for name in ("generation_config.json", "config.json"):
-            try:
-                eos = msgspec.json.decode((path / name).read_bytes()).get("eos_token_id")
-            except (OSError, msgspec.DecodeError, AttributeError):
-                continue
-            if eos is not None:
-                return [i for i in (eos if isinstance(eos, list) else [eos]) if isinstance(i, int)]
-        return []
+        return _Declared(_declared_eos(path), read_generation_config(path))
     try:
         values = read_gguf_header(path).values
     except UnreadableModel as error:
         raise TokenizerError(str(error)) from error
-    declared = [values.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
-    return [i for i in declared if isinstance(i, int)]
+    eos = [values.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
+    return _Declared([i for i in eos if isinstance(i, int)], gguf_sampling_defaults(values, path))
+
+
+def _declared_eos(folder: Path) -> list[int]:
+    for name in ("generation_config.json", "config.json"):
+        try:
+            eos = msgspec.json.decode((folder / name).read_bytes()).get("eos_token_id")
+        except (OSError, msgspec.DecodeError, AttributeError):
+            continue
+        if eos is not None:
+            return [i for i in (eos if isinstance(eos, list) else [eos]) if isinstance(i, int)]
+    return []
