@@ -18,6 +18,8 @@ class Choice(msgspec.Struct, frozen=True):
     """Of chat."""
     finish_reason: str | None = None
     token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    """With the first event of a completion."""
 
     @property
     def visible(self) -> bool:

@@ -59,6 +59,8 @@ class Reply:
     replica: str | None = None
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    prompt_ids: list[int] = field(default_factory=list)
+    """As the server says them, with `return_token_ids`."""
     done: bool = False
 
 
@@ -241,7 +243,22 @@ class Target:
                 self._tokenize_field = name
                 self.token_pool = tuple(sorted(set(found.tokens)))
                 return
+        if self.options.api == "completions" and self.options.prompt_form != "text":
+            self.token_pool = await self._returned_ids()
+            if self.token_pool:
+                return
         self.notes.append("no /tokenize: prompts are sized by words, so their length in tokens is approximate")
+
+    async def _returned_ids(self) -> tuple[int, ...]:
+        """Return token ids of plain English as a completion reports them; none where the server reports none."""
+        self.returns_ids = True
+        for text in (SAMPLE, SAMPLE[:200]):  # the shorter one for a short context
+            reply = await self.send(self.body(text, 1), _PROBE_SECONDS, keep_text=True)
+            if reply.outcome is Outcome.OK:
+                break
+        self.returns_ids = False
+        # The first one may be a mark of the beginning, which has no place inside a prompt.
+        return tuple(sorted(set(reply.prompt_ids[1:]) - set(reply.prompt_ids[:1])))
 
     async def _tokenize(self, body: dict[str, Any]) -> _Tokens | None:
         status, raw = await self._small(b"POST", b"/tokenize", _encode(body))
@@ -318,6 +335,7 @@ def _take(payload: bytes, reply: Reply, now: float, keep_text: bool) -> None:
     if keep_text:
         reply.text.append(choice.text or (choice.delta.content if choice.delta else None) or "")
         reply.token_ids += choice.token_ids or ()
+        reply.prompt_ids += choice.prompt_token_ids or ()
 
 
 def _client_outcome(status: int) -> Outcome:

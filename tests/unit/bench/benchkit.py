@@ -113,12 +113,23 @@ async def stream(body: dict[str, object], write: Write) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving(answer: Answerer, *, tokenizer: bool = True) -> AsyncIterator[tuple[str, Seen]]:
+async def serving(
+    answer: Answerer, *, tokenizer: bool = True, prompt_ids: bool = False
+) -> AsyncIterator[tuple[str, Seen]]:
     """An OpenAI-like server on a free port; `answer` writes the response of each completion.
 
-    The probe's own requests (at most 2 tokens) always get a whole answer.
+    The probe's own requests (at most 2 tokens) always get a whole answer, of text prompts
+    with `prompt_ids` if it says so.
     """
     seen = Seen()
+
+    async def probed(body: dict[str, object], write: Write) -> None:
+        if not prompt_ids or not isinstance(body["prompt"], str):
+            await stream(body, write)
+            return
+        ids = [1, *(100 + i for i in range(len(body["prompt"].split())))]
+        choice = {"index": 0, "text": " a", "finish_reason": "length", "token_ids": [7], "prompt_token_ids": ids}
+        await write(HEAD + event({"choices": [choice]}) + event(b"[DONE]") + b"0\r\n\r\n")
 
     async def respond(path: str, body: dict[str, object], write: Write) -> None:
         if path == "/v1/models":
@@ -128,7 +139,7 @@ async def serving(answer: Answerer, *, tokenizer: bool = True) -> AsyncIterator[
             tokens = list(range(100, 100 + len(text.split())))
             await write(plain({"tokens": tokens, "count": len(tokens)}) if tokenizer else refusal(404))
         else:
-            await (stream if int(body["max_tokens"]) <= 2 else counted)(body, write)  # type: ignore[call-overload]
+            await (probed if int(body["max_tokens"]) <= 2 else counted)(body, write)  # type: ignore[call-overload]
 
     async def counted(body: dict[str, object], write: Write) -> None:
         seen.bodies.append(body)

@@ -177,6 +177,19 @@ async def test_a_server_without_a_tokenizer_gets_text() -> None:
     assert any("approximate" in n for n in done.notes)
 
 
+async def test_token_ids_of_a_completion_stand_in_for_a_tokenizer() -> None:
+    """A gateway that passes completions on, but not /tokenize, still gets prompts of exact length."""
+    async with (
+        serving(stream, tokenizer=False, prompt_ids=True) as (url, seen),
+        await Target.open(TargetOptions(url)) as target,
+    ):
+        assert target.takes_ids
+        assert 1 not in target.token_pool
+        done = await Runner(target, RunOptions()).run(at_times(made_up(SHAPE, 2, 0), "burst", 1, 0))
+    assert all(len(body["prompt"]) == r.asked_prompt for body, r in zip(seen.bodies, done.records, strict=True))  # type: ignore[arg-type]
+    assert not any("approximate" in n for n in done.notes)
+
+
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nonsense", "ftp://host"])
 async def test_an_endpoint_that_is_not_there_is_named(url: str) -> None:
     with pytest.raises(BenchError, match=url):
