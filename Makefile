@@ -21,14 +21,14 @@ INPUTS := pyproject.toml $(wildcard setup.py) $(sort $(wildcard csrc/* csrc/*/*)
 HASH := $(shell cat $(INPUTS) 2>/dev/null | cksum | tr ' ' '-')
 TORCH := $(shell sed -n 's/^ *"\(torch[<>=][^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: serve test test-slow test-peers test-clients sanitize emulate lint clean models
+.PHONY: serve test test-slow test-peers test-clients sanitize emulate lint clean models redis
 .DELETE_ON_ERROR:
 
 serve: .make/serve-$(HASH)
 	$(BIN)/shoal pull --if-missing $(MODEL)
 	exec $(BIN)/shoal serve $(MODEL) --port $(PORT) --demo-prompt "$(PROMPT)"
 
-test: .make/dev-$(HASH) models
+test: .make/dev-$(HASH) models redis
 	$(BIN)/python -m pytest -m "not slow and not peers and not clients" -n $(JOBS) --dist loadfile
 
 test-slow: .make/dev-$(HASH) models
@@ -90,6 +90,13 @@ lint: .make/dev-$(HASH)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# For the tests of what several gateways share; without it they are skipped, and say so.
+redis:
+	@command -v redis-server > /dev/null \
+	  || { test "$$(id -u)" = 0 && command -v apt-get > /dev/null \
+	    && apt-get update -qq && apt-get install -y -qq --no-install-recommends redis-server; } > /dev/null 2>&1 \
+	  || echo "redis-server is not installed and can't be: tests of shared state are skipped"
 
 models: .make/dev-$(HASH)
 	$(BIN)/shoal pull --if-missing smollm2-135m

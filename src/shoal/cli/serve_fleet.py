@@ -192,6 +192,8 @@ def show_plan(console: Console, config: FleetConfig, cores: int) -> None:
     admission = _changes(config.admission)
     told = ", ".join(f"{k} {v}" for k, v in admission.items())
     console.print(f"admission  {told or 'queue of ' + str(config.admission.max_queue) + ', no early rejection'}")
+    if config.shared is not None:
+        console.print(f"shared     {config.shared.redis}, keys {config.shared.prefix}:*", markup=False)
     keys = ", ".join(key.name for key in config.keys)
     console.print(f"keys       {keys or 'none: everybody may use it'}")
     if config.local_ranks > cores:

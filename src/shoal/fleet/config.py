@@ -155,6 +155,17 @@ class SupervisorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """A replica's log file becomes `.1` at this size, and so on up to `.2`."""
 
 
+class SharedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where several gateways before the same replicas tell each other of their decisions and their load."""
+
+    redis: str
+    """`redis://host:port/0`, `rediss://…` (TLS) or `unix:///path/to/socket`."""
+    password_env: str | None = None
+    """Environment variable with its password."""
+    prefix: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,64}$")] = "shoal"
+    """Of every key; equal for the gateways of one fleet."""
+
+
 class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Everything `shoal serve --config` is told."""
 
@@ -168,6 +179,8 @@ class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     gateway: GatewayConfig = msgspec.field(default_factory=GatewayConfig)
     """Limits, deadlines, logs."""
     supervisor: SupervisorConfig = SupervisorConfig()
+    shared: SharedConfig | None = None
+    """None: this gateway is the only one, or goes by its own knowledge."""
     tracing: bool = False
     """OpenTelemetry spans of gateway and engines, exported as the standard variables say."""
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from shoal.engine.errors import InvalidOption
 from shoal.engine.options import EngineOptions
-from shoal.fleet.config import ConfigError, FleetConfig, Pool
+from shoal.fleet.config import ConfigError, FleetConfig, Pool, SharedConfig
 from shoal.fleet.config_errors import check_known, convert
 from shoal.fleet.weights import weights_of
 
@@ -72,6 +72,8 @@ def check(config: FleetConfig) -> None:
             raise ConfigError(f"listen.{name}", path, "a PEM file that can be read")
     _check_keys(config)
     _check_numbers(config)
+    if config.shared is not None:
+        _check_shared(config.shared, config.pools)
     _check_roles(config.pools)
     _check_weights(config.pools)
     for place, text in enumerate(config.gateway.redact):
@@ -93,6 +95,27 @@ def _check_keys(config: FleetConfig) -> None:
         for model in key.models or ():
             if model not in served:
                 raise ConfigError(f"keys[{place}].models", model, f"one of {', '.join(sorted(served))}")
+
+
+def _check_shared(shared: SharedConfig, pools: tuple[Pool, ...]) -> None:
+    accepted = "redis://host:port/0, rediss://host:port/0 or unix:///path/to/socket"
+    try:
+        parts = urlsplit(shared.redis)
+        place = parts.path if parts.scheme == "unix" else parts.hostname
+        good = parts.scheme in ("redis", "rediss", "unix") and bool(place)
+        secret = parts.password is not None
+    except ValueError:
+        good = secret = False
+    if secret:
+        raise ConfigError(
+            "shared.redis", "(not shown)", "a URL without a password; password_env names its variable"
+        )
+    if not good:
+        raise ConfigError("shared.redis", shared.redis, accepted)
+    if shared.password_env is not None and shared.password_env not in os.environ:
+        raise ConfigError("shared.password_env", shared.password_env, "the name of a variable that is set")
+    if not any(pool.urls for pool in pools):
+        raise ConfigError("shared", shared.redis, "a pool with urls: no other gateway knows what is started here")
 
 
 def _check_numbers(config: FleetConfig) -> None:

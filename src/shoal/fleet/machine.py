@@ -1,5 +1,6 @@
 """What a configuration needs of this machine: programs, models, folders. Looked at before anything starts."""
 
+import importlib.util
 import os
 import shutil
 from collections.abc import Mapping
@@ -21,6 +22,8 @@ def check_machine(config: FleetConfig) -> None:
         if not pool.urls:
             _check_program(pool, f"pools[{place}]")
             _check_model(pool, f"pools[{place}]")
+    if config.shared is not None and importlib.util.find_spec("redis") is None:
+        raise ConfigError("shared", config.shared.redis, "the package redis: pip install 'shoal[redis]'")
     if config.supervisor.log_dir is not None:
         _check_folder(Path(config.supervisor.log_dir), "supervisor.log_dir")
     if config.gateway.prompt_log is not None:

@@ -22,6 +22,7 @@ from shoal.fleet.health import HealthMonitor
 from shoal.fleet.index import Followers
 from shoal.fleet.paths import log_directory
 from shoal.fleet.registry import Registry
+from shoal.fleet.sharing import Sharing
 from shoal.fleet.supervisor import Supervisor
 from shoal.policy.routing.kv import CombinedIndex, ExactIndex
 
@@ -70,6 +71,7 @@ class FleetService:
         self._door = FrontDoor()
         self._monitor: HealthMonitor | None = None
         self._followers: Followers | None = None
+        self.sharing = Sharing(self.registry)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._tasks: set[asyncio.Task[object]] = set()
@@ -111,6 +113,7 @@ class FleetService:
         gateway.start()
         self._door.app = self._equip(self, gateway)
         self.gateway, self.config = gateway, config
+        self._background(self.sharing.attach(gateway, config.shared))
         if old is not None:
             self._background(self._retire(old))
         if router is None and isinstance(gateway.router.index, ExactIndex | CombinedIndex):
@@ -205,6 +208,7 @@ class FleetService:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.supervisor.close(hurry=self._hurry.is_set)
+        await self.sharing.close()
         if self._followers is not None:
             await self._followers.stop()
         if self._monitor is not None:

@@ -5,9 +5,10 @@
 | `<prefix>:decisions`     | a stream of (gateway, replica, prefix blocks)    | bounded in entries      |
 | `<prefix>:load:<gateway>`| what this gateway has in flight on every replica | seconds, if not renewed |
 
-A gateway that starts reads the stream from its beginning, so that it takes over with the index that the others
-have. A gateway that dies takes its load with it as its key expires. When Redis is away, decisions go on with what
-is known: nothing ever waits for it.
+Replicas are known by their names, so that gateways of one fleet name the same pools and URLs; those that a gateway
+started itself are nobody else's and stay out. A gateway that starts reads the stream from its beginning, so that it
+takes over with the index that the others have. A gateway that dies takes its load with it as its key expires. When
+Redis is away, decisions go on with what is known: nothing ever waits for it.
 """
 
 import asyncio
@@ -61,7 +62,7 @@ class SharedState:
         self.received = self.dropped = 0
         self._redis = redis
         self._registry = registry
-        self._router = router
+        self.router = router
         self._stream = f"{prefix}:decisions"
         self._load = f"{prefix}:load:"
         self._outbox: list[_Decision] = []
@@ -72,7 +73,7 @@ class SharedState:
 
     def noted(self, request: RouteRequest, replica: str) -> None:
         """A decision was made here. Never blocks; beyond ten thousand unsent ones the newest are dropped."""
-        if not request.blocks:
+        if not request.blocks or self._registry.get(replica).handle.own:
             return
         if len(self._outbox) >= _OUTBOX:
             self.dropped += 1
@@ -118,7 +119,9 @@ class SharedState:
     async def _send(self) -> None:
         batch, self._outbox = self._outbox[:_BATCH], self._outbox[_BATCH:]
         loads = {
-            r.name: _Load(r.state.inflight, r.own_pending) for r in self._registry.replicas if r.state.inflight
+            r.name: _Load(r.state.inflight, r.own_pending)
+            for r in self._registry.replicas
+            if r.state.inflight and not r.handle.own
         }
         pipe = self._redis.pipeline(transaction=False)
         for decision in batch:
@@ -156,7 +159,7 @@ class SharedState:
     async def _receive(self, block_ms: int | None) -> bool:
         """Apply what others decided; whether there was anything."""
         found = await self._redis.xread({self._stream: self._last}, count=_BATCH, block=block_ms)
-        index = self._router.index
+        index = self.router.index
         applied = False
         for _, entries in found or ():
             for entry, fields in entries:

@@ -246,6 +246,7 @@ class Unit:
             resumes=traits.resumes,
             any_request_id=traits.any_request_id,
             weights=weights,
+            own=not self.attached,
             fallback=pool.fallback_order,
         )
 

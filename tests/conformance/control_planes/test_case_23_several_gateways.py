@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import shutil
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from redis_server import needs_redis, redis_server
 
 from fleet import FOREIGN_URL, Fleet, eventually, fleet, serving
 from shoal.fleet.gateway import Gateway, GatewayConfig
@@ -20,25 +20,9 @@ from shoal.policy.routing import RouterConfig
 aioredis = pytest.importorskip("redis.asyncio", reason="needs the redis package")
 pytestmark = [
     pytest.mark.skipif(FOREIGN_URL is not None, reason="starts several gateways itself"),
-    pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs redis-server"),
+    needs_redis,
 ]
 PROMPT = "a long shared context " * 60
-
-
-@contextlib.asynccontextmanager
-async def redis_server(folder: Path) -> AsyncIterator[str]:
-    path = folder / "redis.sock"
-    options = ["--port", "0", "--unixsocket", str(path), "--save", "", "--dir", str(folder)]
-    process = await asyncio.create_subprocess_exec(
-        "redis-server", *options, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
-    )
-    try:
-        await eventually(path.exists, "redis listens")
-        yield str(path)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
 
 
 @dataclass

@@ -77,6 +77,8 @@ class ReplicaHandle:
     """It takes any text as `x-request-id`; False: it is sent UUIDs only."""
     weights: str = ""
     """Equal for replicas that generate the same tokens: streams are carried on among those only."""
+    own: bool = False
+    """Started by this fleet: no other gateway sends it requests."""
     fallback: int = 0
     """Replicas with a higher number serve a model only while none with a lower one is available."""
 
