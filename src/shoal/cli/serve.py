@@ -70,6 +70,9 @@ def serve(
             metavar="NAME=DIR", help="A LoRA adapter that requests choose by model name; repeatable (docs/lora.md)."
         ),
     ] = None,
+    reasoning: Annotated[
+        str, typer.Option(help="auto: a model's reasoning is a field of its own; none: it stays in the content.")
+    ] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
     kv_memory: Annotated[str | None, typer.Option(help="Memory for keys and values, e.g. 512M or 2G.")] = None,
     num_blocks: Annotated[int | None, typer.Option(min=2, help="KV blocks, instead of --kv-memory.")] = None,
@@ -133,6 +136,7 @@ def serve(
         served_name=served_name or default_name(model),
         dtype=_dtype(dtype),
         quantize=quantize,  # type: ignore[arg-type]  # checked by validate
+        reasoning=reasoning,  # type: ignore[arg-type]  # checked by validate
         kv_dtype=kv_dtype,  # type: ignore[arg-type]  # checked by validate
         loras=_loras(lora or []),
         device=device,

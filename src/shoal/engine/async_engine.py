@@ -27,6 +27,7 @@ from shoal.engine.outputs import EngineStats, RequestOutput
 from shoal.engine.request import EngineRequest
 from shoal.engine.sampling.defaults import SamplingDefaults
 from shoal.engine.sampling.params import SamplingParams
+from shoal.engine.text.reasoning import ReasoningMode
 from shoal.engine.text.tokenizer import Tokenizer
 from shoal.policy.batching import RequestRefused
 from shoal.specs.model import ModelSpec
@@ -87,6 +88,10 @@ class AsyncEngine:
     @property
     def model_name(self) -> str:
         return self._frontend.model_name
+
+    @property
+    def reasoning(self) -> ReasoningMode:
+        return self._frontend.reasoning
 
     @property
     def spec(self) -> ModelSpec:

@@ -13,6 +13,7 @@ from shoal.engine.sampling.errors import InvalidParameter
 from shoal.engine.sampling.guided import GuidedCompiler
 from shoal.engine.sampling.params import SamplingParams
 from shoal.engine.sampling.validate import resolve_seed, validate_params, validate_token_ids
+from shoal.engine.text.reasoning import ReasoningMode
 from shoal.engine.text.tokenizer import Tokenizer
 from shoal.specs.model import ModelSpec
 
@@ -33,6 +34,7 @@ class Frontend:
         seed: int | None,
         adapters: Sequence[str] = (),
         sampling_defaults: SamplingDefaults | None = None,
+        reasoning: ReasoningMode = "auto",
     ) -> None:
         self.model_name = model_name
         self.spec = spec
@@ -42,6 +44,7 @@ class Frontend:
         """Names of the LoRA adapters that requests may choose."""
         self.sampling_defaults = sampling_defaults or SamplingDefaults()
         """For what a request leaves out."""
+        self.reasoning = reasoning
         self._guided = guided
         self._seed = seed
         self._unseeded = itertools.count()

@@ -70,6 +70,7 @@ def load_engine(options: EngineOptions, observer: Observer | None = None) -> tup
         seed=options.seed,
         adapters=[lora.name for lora in options.loras],
         sampling_defaults=tokenizer.meta.sampling_defaults if options.generation_config == "auto" else None,
+        reasoning=options.reasoning,
     )
     config = SchedulerConfig(
         num_blocks=budget.num_blocks,

@@ -14,6 +14,7 @@ KV_DTYPES = ("auto", "int8")
 GENERATION_CONFIGS = ("auto", "none")
 SCHEMES = ("int8", "int4")
 COLLECTIVES = ("auto", "shm", "gloo", "nccl")
+REASONING = ("auto", "none")
 MAX_RANKS = 4096
 _TRANSFER = re.compile(r"^tcp://[^/\s:]+:(\d{1,5})$")
 _NAME = re.compile(r"^[^\s=]{1,256}$")
@@ -46,6 +47,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     head, a quarter of float32's memory, at a small loss (docs/benchmarks.md)."""
     quantize: Literal["int8", "int4"] | None = None
     """Hold matrices in fewer bits than the checkpoint has them in (docs/quantization.md); on a CPU."""
+    reasoning: Literal["auto", "none"] = "auto"
+    """`auto`: a model's reasoning is a field of its own in chat answers. `none`: it stays in the content."""
     loras: tuple[LoraModule, ...] = ()
     """LoRA adapters, loaded at start-up (docs/lora.md)."""
     device: str = "cpu"
@@ -153,6 +156,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         _at_least("threads", self.threads, 1)
         if not self.step_timeout > 0:
             raise InvalidOption("step_timeout", self.step_timeout, "seconds > 0")
+        if self.reasoning not in REASONING:
+            raise InvalidOption("reasoning", self.reasoning, "one of " + ", ".join(REASONING))
         if self.num_blocks is not None and self.kv_memory is not None:
             raise InvalidOption("kv_memory", self.kv_memory, "either num_blocks or kv_memory, not both")
 

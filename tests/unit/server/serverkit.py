@@ -53,6 +53,7 @@ class ScriptEngine:
     """Answers every request with `answer`, one byte a token; waits for `gate` before the first one."""
 
     model_name = "script"
+    reasoning = "auto"
     max_model_len = 1000
     vocab_size = 257
     adapters = ()
@@ -81,6 +82,7 @@ class ScriptEngine:
         """The script as a test expects it."""
         self.healthy = True
         self.sampling_defaults = SamplingDefaults()
+        self.reasoning = "auto"
         self.answer = "Hello, wörld!"
         self.finish_reason = "stop"
         self.stop_reason: str | None = None

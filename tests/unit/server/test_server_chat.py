@@ -150,10 +150,13 @@ def test_named_tool_streams_its_arguments(openai: OpenAI, served: Served) -> Non
 def test_required_tool(openai: OpenAI, served: Served, stream: bool) -> None:
     served.engine.answer = '[{"name": "weather", "arguments": {"city":"A"}},{"name":"weather","arguments":{}}]'
     if stream:
-        calls = []
+        names, arguments = [], ["", ""]
         for chunk in openai.chat.completions.create(**ASK, tools=[TOOL], tool_choice="required", stream=True):
             assert not chunk.choices[0].delta.content
-            calls += [(c.function.name, c.function.arguments) for c in chunk.choices[0].delta.tool_calls or ()]
+            for call in chunk.choices[0].delta.tool_calls or ():
+                names += [call.function.name] if call.function.name else []
+                arguments[call.index] += call.function.arguments
+        calls = list(zip(names, arguments, strict=True))
     else:
         answer = openai.chat.completions.create(**ASK, tools=[TOOL], tool_choice="required")
         assert answer.choices[0].finish_reason == "tool_calls"

@@ -16,11 +16,18 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     """Prompt tokens whose KV was reused."""
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
+    """Tokens of the model's own reasoning, its marks not counted."""
+
+
 class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+    """Where the model's reasoning marks are tokens of their own."""
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
@@ -68,6 +75,9 @@ class ChatMessageOut(msgspec.Struct, frozen=True):
     tool_calls: list[ToolCallOut] | UnsetType = UNSET
     role: str = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    """The same text, under vLLM's newer name."""
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -108,6 +118,8 @@ class Delta(msgspec.Struct, frozen=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    """The same text, under vLLM's newer name."""
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
@@ -160,7 +172,13 @@ class Completion(msgspec.Struct, frozen=True):
     kv_transfer_params: KvTransferParams | UnsetType = UNSET
 
 
-def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+def usage_of(
+    prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int | None = None
+) -> Usage:
     return Usage(
-        prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, PromptTokensDetails(cached_tokens)
+        prompt_tokens,
+        completion_tokens,
+        prompt_tokens + completion_tokens,
+        PromptTokensDetails(cached_tokens),
+        UNSET if reasoning_tokens is None else CompletionTokensDetails(reasoning_tokens),
     )

@@ -154,7 +154,10 @@ class _Answer:
 
 
 def _message(collected: Collected) -> ChatMessageOut:
-    calls = collected.calls()
-    if not calls:
-        return ChatMessageOut(collected.content)
-    return ChatMessageOut(collected.content or None, calls)
+    calls, reasoning = collected.calls(), collected.reasoning or UNSET
+    return ChatMessageOut(
+        (collected.content or None) if calls else collected.content,
+        calls or UNSET,
+        reasoning_content=reasoning,
+        reasoning=reasoning,
+    )

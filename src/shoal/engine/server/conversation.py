@@ -14,6 +14,7 @@ import msgspec
 from shoal.engine.outputs import RequestOutput
 from shoal.engine.request import EngineRequest
 from shoal.engine.sampling.params import GuidedParams
+from shoal.engine.server.answer_format import AnswerFormat, answer_format
 from shoal.engine.server.answers import ChatFinish, ChatLogprobs, Delta
 from shoal.engine.server.connection import off_loop_if
 from shoal.engine.server.errors import ApiError, bad_value
@@ -21,12 +22,11 @@ from shoal.engine.server.generation import prepare, run
 from shoal.engine.server.logprobs import chat_logprobs
 from shoal.engine.server.parameters import guided_params, sampling_params
 from shoal.engine.server.protocol import ChatRequest, Tool
-from shoal.engine.server.readers import Reader, parsed_notation, reader_for
+from shoal.engine.server.readers import Reader
 from shoal.engine.server.rendering import render_chat
 from shoal.engine.server.state import Engine
 from shoal.engine.server.streaming import StreamUsage
 from shoal.engine.server.tool_choice import active_tools, constrains, settle_choice, tool_constraint
-from shoal.engine.text.tools import needs_special_tokens
 from shoal.policy.batching.plan import TokenLogprobs
 
 _OFF_LOOP_CHARACTERS = 4096
@@ -47,7 +47,9 @@ class Piece:
 class Conversation:
     """One checked and rendered request; iterate `pieces()` once to answer it."""
 
-    def __init__(self, engine: Engine, body: ChatRequest, request: EngineRequest, *, shortened: bool) -> None:
+    def __init__(
+        self, engine: Engine, body: ChatRequest, request: EngineRequest, form: AnswerFormat, *, shortened: bool
+    ) -> None:
         self.engine = engine
         self.body = body
         self.request = request
@@ -55,13 +57,32 @@ class Conversation:
         self.shortened = shortened
         """The request's token limit was lowered to what the context has left."""
         self.usage = StreamUsage(1, len(request.output))
-        self._readers = [reader_for(engine, body) for _ in range(self.choices)]
+        self._readers = [form.reader() for _ in range(self.choices)]
+        self._counters = [form.counter() for _ in range(self.choices)]
+        if request.output:
+            self._resume(request)
+
+    def _resume(self, request: EngineRequest) -> None:
+        """Bring readers to where another replica stopped: its client has what they say of that."""
+        skip = request.params.skip_special_tokens
+        text = self.engine.tokenizer.decode(request.output, skip_special_tokens=skip)
+        for index, reader in enumerate(self._readers):
+            reader.feed(text)
+            self._count(index, request.output)
+
+    def _count(self, index: int, token_ids: Sequence[int]) -> None:
+        counter = self._counters[index]
+        if counter is not None:
+            before = counter.tokens
+            counter.add(token_ids)
+            self.usage.reasoning_tokens = (self.usage.reasoning_tokens or 0) + counter.tokens - before
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Closing it aborts the request; a failure of the engine is an `ApiError`."""
         async with contextlib.aclosing(run(self.engine, self.request)) as outputs:
             async for output in outputs:
                 self.usage.add(0, output)
+                self._count(output.index, output.token_ids)
                 reader = self._readers[output.index]
                 deltas, finish = reader.feed(output.text), None
                 if output.finish_reason is not None:
@@ -104,19 +125,19 @@ def _prepare(
     request_id: str,
     shorten: bool,
 ) -> Conversation:
+    constraint = guided or tool_constraint(body)
     params = sampling_params(
         body,
         max_tokens=body.max_completion_tokens if body.max_tokens is None else body.max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
-        guided=guided or tool_constraint(body),
         defaults=engine.sampling_defaults,
+        guided=constraint,
     )
-    notation = parsed_notation(engine, body)
-    if notation is not None and needs_special_tokens(notation):
-        # The marks of a call are special tokens here: skipped, nobody could find the calls.
-        params = msgspec.structs.replace(params, skip_special_tokens=False)
     prompt = render_chat(engine.tokenizer, body, tools, limit=engine.max_model_len)
+    form = answer_format(engine, body, prompt, guided=constraint is not None)
+    if form.keeps_special_tokens:
+        params = msgspec.structs.replace(params, skip_special_tokens=False)
     left, shortened = max(1, engine.max_model_len - len(prompt)), False
     if params.max_tokens is None and (usual := engine.sampling_defaults.max_new_tokens) is not None:
         params = msgspec.structs.replace(params, max_tokens=min(left, max(usual, params.min_tokens)))
@@ -125,7 +146,7 @@ def _prepare(
     # What goes on a text keeps the leading space that begins one for some tokenizers.
     continued = body.continue_final_message is True
     request = prepare(engine, body, prompt, params, request_id, text_prompt=continued)
-    return Conversation(engine, body, request, shortened=shortened)
+    return Conversation(engine, body, request, form, shortened=shortened)
 
 
 def check_limits(body: ChatRequest) -> None:

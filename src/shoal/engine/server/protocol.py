@@ -138,6 +138,8 @@ class ChatRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw
     continue_final_message: bool | None = None
     """The last message is the start of the answer, not a turn of its own."""
     chat_template_kwargs: JsonObject | None = None
+    include_reasoning: bool | None = None
+    """False: the model's reasoning is left out of the answer."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     modalities: list[Literal["text"]] | None = None

@@ -1,23 +1,17 @@
-"""How the text of an answer becomes content and tool calls, by `tool_choice`.
+"""How the text of an answer becomes reasoning, content and tool calls, delta by delta."""
 
-none        the text is the content
-auto        the model decides; its family's own format is parsed (engine.text.tools)
-required    a guided JSON list of calls; the text is that list
-one named   the text is the guided JSON of the function's arguments
-"""
-
-import uuid
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
-import msgspec
 from msgspec import UNSET
 
 from shoal.engine.server.answers import Delta, FunctionCallOut, FunctionDelta, ToolCallDelta, ToolCallOut
-from shoal.engine.server.protocol import ChatRequest, NamedToolChoice
-from shoal.engine.server.state import Engine
-from shoal.engine.server.tool_choice import active_tools
-from shoal.engine.text.tools import Event, Reasoning, ToolFormat, ToolParser, tool_parser
+from shoal.engine.server.call_deltas import opening
+from shoal.engine.text.reasoning import ReasoningSplitter
+from shoal.engine.text.tools import Event, Reasoning, ToolParser
+
+ReasoningShow = Literal["apart", "content", "drop"]
+"""Where reasoning goes: into fields of its own, into the content with its marks, or nowhere."""
 
 
 class Reader(Protocol):
@@ -59,39 +53,18 @@ class NamedReader:
         if self.called:
             return [Delta(tool_calls=[ToolCallDelta(0, FunctionDelta(arguments=text))])]
         self.called = True
-        return [_opening(0, self._name, text)]
+        return [opening(0, self._name, text)]
 
     def close(self) -> list[Delta]:
         return []
-
-
-class RequiredReader:
-    """The text is a JSON list of calls; it can be taken apart only when it is complete."""
-
-    def __init__(self) -> None:
-        self._text: list[str] = []
-        self.called = False
-
-    def feed(self, text: str) -> list[Delta]:
-        self._text.append(text)
-        return []
-
-    def close(self) -> list[Delta]:
-        text = "".join(self._text)
-        try:
-            calls = msgspec.json.decode(text, type=list[_Call])
-        except msgspec.MsgspecError:
-            # Cut off by max_tokens: what there is goes to the client as it is.
-            return [Delta(content=text)] if text else []
-        self.called = bool(calls)
-        return [_opening(i, call.name, bytes(call.arguments).decode()) for i, call in enumerate(calls)]
 
 
 class FamilyReader:
     """The model's own notation, parsed as it streams: content at once, calls when they are whole."""
 
-    def __init__(self, parser: ToolParser, *, at_most_one: bool) -> None:
+    def __init__(self, parser: ToolParser, *, at_most_one: bool, show: ReasoningShow) -> None:
         self._parser = parser
+        self._show = show
         self._most = 1 if at_most_one else None
         self._calls = 0
 
@@ -106,52 +79,55 @@ class FamilyReader:
         return self._deltas(self._parser.flush())
 
     def _deltas(self, events: list[Event]) -> list[Delta]:
-        deltas = []
+        deltas: list[Delta] = []
         for event in events:
             if isinstance(event, str):
                 deltas.append(Delta(content=event))
             elif isinstance(event, Reasoning):
-                continue
+                deltas += reasoning_deltas(event, self._show)
             elif self._most is None or self._calls < self._most:
-                deltas.append(_opening(self._calls, event.name, event.arguments, event.id))
+                deltas.append(opening(self._calls, event.name, event.arguments, event.id))
                 self._calls += 1
         return deltas
 
 
-class _Call(msgspec.Struct, frozen=True):
-    name: str
-    arguments: msgspec.Raw
+class ReasoningReader:
+    """Reasoning at the beginning of the answer, then what another reader makes of the rest."""
+
+    def __init__(self, splitter: ReasoningSplitter, rest: Reader, show: ReasoningShow) -> None:
+        self._splitter = splitter
+        self._rest = rest
+        self._show = show
+
+    @property
+    def called(self) -> bool:
+        return self._rest.called
+
+    def feed(self, text: str) -> list[Delta]:
+        return self._deltas(self._splitter.push(text))
+
+    def close(self) -> list[Delta]:
+        return [*self._deltas(self._splitter.flush()), *self._rest.close()]
+
+    def _deltas(self, pieces: list[str | Reasoning]) -> list[Delta]:
+        deltas: list[Delta] = []
+        for piece in pieces:
+            if isinstance(piece, Reasoning):
+                deltas += reasoning_deltas(piece, self._show)
+            else:
+                deltas += self._rest.feed(piece)
+        return deltas
 
 
-def _opening(index: int, name: str, arguments: str, identity: str | None = None) -> Delta:
-    call = ToolCallDelta(
-        index,
-        FunctionDelta(name=name, arguments=arguments),
-        id=identity or f"call_{uuid.uuid4().hex[:24]}",
-        type="function",
-    )
-    return Delta(tool_calls=[call])
-
-
-def reader_for(engine: Engine, body: ChatRequest) -> Reader:
-    """A reader of one choice."""
-    if isinstance(body.tool_choice, NamedToolChoice):
-        return NamedReader(body.tool_choice.function.name)
-    if body.tool_choice == "required":
-        return RequiredReader()
-    if (notation := parsed_notation(engine, body)) is not None:
-        schemas = {tool.function.name: tool.function.parameters or {} for tool in active_tools(body)}
-        return FamilyReader(tool_parser(notation, schemas), at_most_one=body.parallel_tool_calls is False)
-    return PlainReader()
-
-
-def parsed_notation(engine: Engine, body: ChatRequest) -> ToolFormat | None:
-    """The notation whose marks the answer is searched for; None: the text is taken as it is."""
-    if body.tool_choice == "required" or isinstance(body.tool_choice, NamedToolChoice):
-        return None
-    notation = engine.tokenizer.tool_format(engine.spec.model_type)
-    # Harmony's channels are in every answer, tools or not.
-    return notation if active_tools(body) or notation == "harmony" else None
+def reasoning_deltas(reasoning: Reasoning, show: ReasoningShow) -> list[Delta]:
+    """What the client gets of reasoning."""
+    match show:
+        case "apart":
+            return [Delta(reasoning_content=reasoning.text, reasoning=reasoning.text)]
+        case "content":
+            return [Delta(content=reasoning.text)]
+        case "drop":
+            return []
 
 
 class Collected:
@@ -159,6 +135,7 @@ class Collected:
 
     def __init__(self) -> None:
         self._content: list[str] = []
+        self._reasoning: list[str] = []
         self._calls: dict[int, list[str]] = {}
         self._names: dict[int, tuple[str, str]] = {}
 
@@ -166,6 +143,8 @@ class Collected:
         for delta in deltas:
             if isinstance(delta.content, str):
                 self._content.append(delta.content)
+            if isinstance(delta.reasoning_content, str):
+                self._reasoning.append(delta.reasoning_content)
             if delta.tool_calls is UNSET:
                 continue
             for call in delta.tool_calls:
@@ -177,6 +156,10 @@ class Collected:
     @property
     def content(self) -> str:
         return "".join(self._content)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._reasoning)
 
     def calls(self) -> list[ToolCallOut]:
         found = []

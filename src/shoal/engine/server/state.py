@@ -14,6 +14,7 @@ from shoal.engine.sampling.params import SamplingParams
 from shoal.engine.server.errors import ApiError, unavailable
 from shoal.engine.server.metrics import ServerMetrics
 from shoal.engine.server.responses.store import ResponseStore
+from shoal.engine.text.reasoning import ReasoningMode
 from shoal.engine.text.tokenizer import Tokenizer
 from shoal.specs.model import ModelSpec
 
@@ -23,6 +24,8 @@ class Engine(Protocol):
 
     @property
     def model_name(self) -> str: ...
+    @property
+    def reasoning(self) -> ReasoningMode: ...
     @property
     def spec(self) -> ModelSpec: ...
     @property

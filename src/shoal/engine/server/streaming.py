@@ -58,6 +58,8 @@ class StreamUsage:
         self._prompt = [0] * prompts
         self._cached = [0] * prompts
         self._generated = resumed
+        self.reasoning_tokens: int | None = None
+        """None: not known."""
 
     def add(self, place: int, output: RequestOutput, *, generated: bool = True) -> None:
         if output.prompt_tokens:
@@ -69,4 +71,4 @@ class StreamUsage:
             self._generated += len(output.token_ids)
 
     def total(self) -> Usage:
-        return usage_of(sum(self._prompt), self._generated, sum(self._cached))
+        return usage_of(sum(self._prompt), self._generated, sum(self._cached), self.reasoning_tokens)

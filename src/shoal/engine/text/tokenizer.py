@@ -12,6 +12,7 @@ from shoal.engine.text.chat import Message, render_chat, render_continued
 from shoal.engine.text.convert import ConvertedTokenizer, TokenizerMeta, converted
 from shoal.engine.text.errors import ChatTemplateError, TokenizerError
 from shoal.engine.text.pieces import TokenPieces
+from shoal.engine.text.reasoning import ReasoningMarks, reasoning_marks_of
 from shoal.engine.text.tool_prompt import with_tool_prompt
 from shoal.engine.text.tools import ToolFormat, tool_format_of
 
@@ -145,6 +146,11 @@ class Tokenizer:
     def tool_format(self, model_type: str = "") -> ToolFormat:
         """The notation in which the model writes tool calls, for `shoal.engine.text.tools`."""
         return tool_format_of(self._template(has_tools=True), model_type)
+
+    @property
+    def reasoning_marks(self) -> ReasoningMarks | None:
+        """What the model writes around its reasoning; None if it isn't known to reason."""
+        return reasoning_marks_of(self._template(has_tools=True), lambda mark: self.token_id(mark) is not None)
 
     def apply_chat_template(
         self,

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -27,12 +27,18 @@ class ToolCall:
 
 
 def read_json(cursor: TextCursor) -> Reading[str]:
-    """Read one JSON object or list, which begins at the cursor; `Malformed` as soon as it cannot be one.
+    """Read one JSON object or list, which begins at the cursor; `Malformed` as soon as it cannot be one."""
+    pieces: list[str] = []
+    yield from scan_json(cursor, pieces.append)
+    return "".join(pieces)
+
+
+def scan_json(cursor: TextCursor, sink: Callable[[str], None]) -> Reading[None]:
+    """Hand the text of one JSON object or list to `sink` as it comes; `Malformed` as soon as it cannot be one.
 
     Only brackets, strings and the characters between them are looked at. A mark such as `</tool_call>` inside a
     string is text; outside one it has characters that JSON lacks there, so that a broken value ends at once.
     """
-    pieces: list[str] = []
     depth, in_string, escaped = 0, False, False
     while (yield from cursor.peek()):
         chunk, start = cursor.chunk, cursor.at
@@ -58,10 +64,28 @@ def read_json(cursor: TextCursor) -> Reading[str]:
                 raise Malformed
             if depth == 0:
                 cursor.at = at
-                return "".join([*pieces, chunk[start:at]])
-        pieces.append(chunk[start:])
+                sink(chunk[start:at])
+                return
         cursor.at = len(chunk)
+        sink(chunk[start:])
     raise Malformed
+
+
+def read_string(cursor: TextCursor) -> Reading[str]:
+    """Read the JSON string that begins at the cursor, quotes included; `Malformed` if none does."""
+    pieces = ['"']
+    if not (yield from cursor.literal('"')):
+        raise Malformed
+    while True:
+        pieces.append((yield from cursor.skip(_IN_STRING)))
+        character = yield from cursor.peek()
+        pieces.append(cursor.step())
+        if character == '"':
+            return "".join(pieces)
+        if not character:
+            raise Malformed
+        yield from cursor.peek()
+        pieces.append(cursor.step())
 
 
 def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
