@@ -20,7 +20,7 @@ def arrival_times(process: str, rate: float, count: int, rng: np.random.Generato
     arrivals. A hundred exponential gaps would miss the rate by 10 % (one standard deviation).
 
     Args:
-        rate: arrivals a second (ignored by `burst`).
+        rate: arrivals per second (ignored by `burst`).
         cv: standard deviation over mean of the gaps, for `gamma`: 1 is Poisson, more is burstier.
     """
     if process not in get_args(Process):

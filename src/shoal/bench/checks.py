@@ -29,7 +29,7 @@ class Hardware:
     """Bytes of weights that a decode step of one sequence reads."""
     active_parameters: float
     bandwidth: float
-    """Bytes a second."""
+    """Bytes per second."""
     flops: float
     """FLOP/s, dense, in the dtype that the weights are computed in."""
     replicas: int = 1
@@ -41,7 +41,7 @@ class Hardware:
 
     @property
     def tokens_per_second(self) -> float:
-        """No more tokens, prompt and output together, are computed a second."""
+        """No more tokens, prompt and output together, are computed per second."""
         return self.replicas * self.flops / (2 * self.active_parameters)
 
 

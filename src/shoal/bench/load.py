@@ -55,7 +55,7 @@ class Load:
     sessions: tuple[Session, ...]
     description: str
     rate: float | None = None
-    """Mean requested sessions a second, of an open loop."""
+    """Mean requested sessions per second, of an open loop."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -105,12 +105,12 @@ def made_up(shape: Shape, sessions: int, seed: int, name: str = "") -> Load:
             place += 1
         made.append(Session(tuple(parts)))
     shared = f", {shape.shared} shared tokens in {shape.groups} group(s)" if shape.shared else ""
-    several = f", {shape.turns} turns a session" if str(shape.turns) != "1" else ""
+    several = f", {shape.turns} turns per session" if str(shape.turns) != "1" else ""
     return Load(tuple(made), f"input {shape.input}, output {shape.output} tokens{several}{shared}")
 
 
 def at_times(load: Load, process: str, rate: float, seed: int, cv: float = 1.0) -> Load:
-    """The same sessions, arriving by a process of `rate` sessions a second."""
+    """The same sessions, arriving by a process of `rate` sessions per second."""
     # A stream of its own: the same requests at another rate differ in nothing but their times.
     times = arrival_times(process, rate, len(load.sessions), np.random.default_rng([seed, 1]), cv)
     how = "all at once" if process == "burst" else f"{process} arrivals at {rate:g}/s"

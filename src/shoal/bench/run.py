@@ -48,7 +48,7 @@ class RunResult:
     load: str
     concurrency: int | None
     requested_rate: float | None
-    """Sessions a second that were asked for; None: closed loop, or all at once."""
+    """Sessions per second that were asked for; None: closed loop, or all at once."""
     partial: bool
     notes: tuple[str, ...] = ()
 

@@ -57,7 +57,7 @@ class Summary:
     errors: tuple[Tally, ...]
     """The commonest messages of failed requests."""
     requested_rate: float | None
-    """Sessions a second."""
+    """Sessions per second."""
     sent_rate: float | None
     """(n − 1) / (last send − first send) of the n measured first turns: comparable to `requested_rate`."""
     completed_rate: float
@@ -70,9 +70,9 @@ class Summary:
     itl: Distribution | None
     e2e: Distribution | None
     output_rate: Estimate
-    """Tokens a second."""
+    """Tokens per second."""
     prompt_rate: float
-    """Prompt tokens, cached ones included, of requests whose first token came in the window, a second."""
+    """Prompt tokens, cached ones included, of requests whose first token came in the window, per second."""
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int | None

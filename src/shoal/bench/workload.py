@@ -14,7 +14,7 @@ from shoal.specs.traffic import positive
 DEFAULT_REQUESTS = 100
 DEFAULT_CONCURRENCY = 8
 _SPARE = 4
-"""A closed loop needs requests beyond the measured ones to keep its users busy to the end: so many a user."""
+"""A closed loop needs requests beyond the measured ones to keep its users busy to the end: so many per user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class WorkloadOptions:
     arrival: str = "poisson"
     cv: float = 1.0
     rate: float | None = None
-    """Sessions a second of an open loop."""
+    """Sessions per second of an open loop."""
     concurrency: int | None = None
     """Requests in flight of a closed loop."""
     warmup: int | None = None

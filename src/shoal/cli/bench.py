@@ -1,4 +1,4 @@
-"""`shoal bench`: load an OpenAI-compatible endpoint and say what it gave."""
+"""`shoal bench`: load an OpenAI-compatible endpoint and report what it gave."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ INTERRUPTED = 130
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Load an OpenAI-compatible endpoint and say what it gave."
+    add_completion=False,
+    no_args_is_help=True,
+    help="Load an OpenAI-compatible endpoint; report latency, throughput and goodput.",
 )
 
 
@@ -94,9 +96,11 @@ def sweep(
     floor: Floor,
     output: Output,
     url: Url = DEFAULT_URL,
-    start: Annotated[float, typer.Option(help="Rate to begin at, sessions a second.")] = 1.0,
-    tolerance: Annotated[float, typer.Option(help="How near to the limit, as a share.")] = 0.1,
-    points: Annotated[int, typer.Option(min=1, help="At most so many rates.")] = 12,
+    start: Annotated[float, typer.Option(help="Rate to begin at, sessions per second.")] = 1.0,
+    tolerance: Annotated[
+        float, typer.Option(help="Stop when the bracket is this narrow, as a share of the rate.")
+    ] = 0.1,
+    points: Annotated[int, typer.Option(min=1, help="Rates tried at most.")] = 12,
 ) -> None:
     """Find the highest rate that meets the objectives."""
     from shoal.bench.sweep import RateSearch
@@ -187,9 +191,9 @@ def protocol(
     floor: Floor,
     output: Output,
     url: Url = DEFAULT_URL,
-    requests: Annotated[int, typer.Option("--requests", "-n", min=6, help="Measured requests a stage.")] = 60,
-    stage_seconds: Annotated[float, typer.Option(min=1, help="Least seconds of a stage with a rate.")] = 20.0,
-    most_users: Annotated[int, typer.Option(min=2, help="Where the ladder of users ends.")] = 64,
+    requests: Annotated[int, typer.Option("--requests", "-n", min=6, help="Measured requests per stage.")] = 60,
+    stage_seconds: Annotated[float, typer.Option(min=1, help="Minimum seconds of a stage with a rate.")] = 20.0,
+    most_users: Annotated[int, typer.Option(min=2, help="Users of the last closed-loop stage.")] = 64,
     tolerance: Annotated[float, typer.Option(help="How near to the limit the sweep goes.")] = 0.1,
     timeout: Annotated[float, typer.Option(help="Seconds for one request.")] = 600.0,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same load.")] = 0,
@@ -308,7 +312,7 @@ def _progress() -> Iterator[Progress]:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    # Four redraws a second: the bar must not be what the load generator waits for.
+    # Four redraws per second: the bar must not be what the load generator waits for.
     with Bars(*columns, console=console, refresh_per_second=4, transient=True) as bars:
         yield _Bar(bars)
 

@@ -42,7 +42,7 @@ class Endpoint:
         typer.Option(
             envvar=["SHOAL_API_KEY", "OPENAI_API_KEY"],
             show_envvar=True,
-            help="Better by environment.",
+            help="Better given by the environment.",
             rich_help_panel=_TARGET,
         ),
     ] = None
@@ -130,7 +130,7 @@ class Amount:
         int | None, typer.Option("--requests", "-n", min=1, help="Measured requests.", rich_help_panel=_LOAD)
     ] = None
     duration: Annotated[
-        float | None, typer.Option(help="Seconds of load, instead of or besides.", rich_help_panel=_LOAD)
+        float | None, typer.Option(help="Seconds of load, instead of --requests or as well.", rich_help_panel=_LOAD)
     ] = None
     arrival: Annotated[str, typer.Option(help="poisson, gamma, constant or burst.", rich_help_panel=_LOAD)] = (
         "poisson"
@@ -151,7 +151,9 @@ class Amount:
 class Pace:
     """Open loop or closed."""
 
-    rate: Annotated[float | None, typer.Option(help="Open loop: sessions a second.", rich_help_panel=_LOAD)] = None
+    rate: Annotated[float | None, typer.Option(help="Open loop: sessions per second.", rich_help_panel=_LOAD)] = (
+        None
+    )
     concurrency: Annotated[
         int | None,
         typer.Option("--concurrency", "-c", min=1, help="Closed loop: requests in flight.", rich_help_panel=_LOAD),
@@ -165,7 +167,9 @@ class Goal:
     ttft: Annotated[float | None, typer.Option(help="Milliseconds to the first token.", rich_help_panel=_GOAL)] = (
         None
     )
-    tpot: Annotated[float | None, typer.Option(help="Milliseconds a further token.", rich_help_panel=_GOAL)] = None
+    tpot: Annotated[float | None, typer.Option(help="Milliseconds per further token.", rich_help_panel=_GOAL)] = (
+        None
+    )
     e2e: Annotated[float | None, typer.Option(help="Milliseconds to the last token.", rich_help_panel=_GOAL)] = None
     attain: Annotated[
         float, typer.Option(help="Percent of requests that must meet all of them.", rich_help_panel=_GOAL)

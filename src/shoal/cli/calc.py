@@ -76,7 +76,7 @@ def kv(
     layers: Layers = None, kv_heads: KvHeads = None, head_dim: HeadDim = None,
     catalog: Catalogs = None, as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Bytes of the KV cache: a token, a sequence, all users."""
+    """Bytes of the KV cache: per token, per sequence, of all users."""
     token, sequence, total = cache_of(model, (layers, kv_heads, head_dim), kv_dtype, context, users, catalog)
     rows = [
         ("each further token", f"{decimal_bytes(token)} ({token:,.0f} bytes)"),
@@ -234,7 +234,7 @@ def cost(
     """Dollars a day, and a million tokens."""
     rate = _price(price, gpu, rented, catalog)
     day = calc.cost_per_day(devices, rate)
-    rows = [("price", f"{rate:,.2f} USD a device-hour"), ("a day", f"{day:,.0f} USD")]
+    rows = [("price", f"{rate:,.2f} USD per device-hour"), ("per day", f"{day:,.0f} USD")]
     values: dict[str, object] = {"usd_per_device_hour": rate, "usd_per_day": day}
     if tokens_per_second is not None:
         million = calc.cost_per_million(devices, rate, tokens_per_second, utilization)

@@ -48,7 +48,7 @@ def plan_model(
         typer.Option(help="Accelerators to consider; repeat, or separate by commas. Default: all."),
     ] = None,
     users: Annotated[str | None, typer.Option(help="Requests in flight at the peak, e.g. 200 or 10K.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Requests a second at the peak, instead or as well.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests per second at the peak, instead or as well.")] = None,
     context: Annotated[
         str | None,
         typer.Option(

@@ -87,7 +87,7 @@ def serve(
     dp: Annotated[int, typer.Option(min=1, help="Lanes that serve different requests in one replica.")] = 1,
     ep: Annotated[int, typer.Option(min=1, help="Ranks that share the experts (expert parallel).")] = 1,
     spare_experts: Annotated[
-        int, typer.Option(min=0, help="With --ep: slots a rank and layer for replicas of hot experts.")
+        int, typer.Option(min=0, help="With --ep: slots per rank and layer for replicas of hot experts.")
     ] = 0,
     balance_steps: Annotated[
         int | None, typer.Option(min=1, help="With --ep: steps after which experts may move to even out the load.")
@@ -114,7 +114,7 @@ def serve(
     heartbeat_seconds: Annotated[
         float, typer.Option(min=0, help="A stream silent for so long gets an SSE comment; 0: never.")
     ] = 10.0,
-    access_log: Annotated[bool, typer.Option(help="One JSON line a request on standard error.")] = False,
+    access_log: Annotated[bool, typer.Option(help="One JSON line per request on standard error.")] = False,
     demo_prompt: Annotated[
         str | None, typer.Option(help="When ready, ask this over HTTP, show the answer, and keep serving.")
     ] = None,

@@ -144,7 +144,7 @@ class _Gauges(Collector):
             ("kv_usage_ratio", "Share of its KV memory in use.", [(r, r.stats.kv_usage) for r in replicas]),
             ("drift", "Requests it counts beyond our leases.", [(r, r.drift) for r in replicas]),
             ("trust", "How far predicted hits came true.", [(r, r.trust.value) for r in replicas]),
-            ("prefill_rate", "Prompt tokens a second, learned.", [(r, r.rates.prefill_rate) for r in replicas]),
+            ("prefill_rate", "Prompt tokens per second, learned.", [(r, r.rates.prefill_rate) for r in replicas]),
         ]
         for name, text, values in rows:
             gauge = GaugeMetricFamily(f"shoal_fleet_replica_{name}", text, labels=["pool", "replica"])

@@ -59,7 +59,7 @@ def shut_down() -> None:
 
 
 class Traced:
-    """ASGI application around another: a span a request, whose context the inner one sees as `traceparent`."""
+    """ASGI application around another: a span per request, whose context the inner one sees as `traceparent`."""
 
     def __init__(self, app: ASGIApp, tracer: "Tracer", name: str, live: "LiveSpans") -> None:
         self._app = app

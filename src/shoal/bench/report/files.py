@@ -36,7 +36,7 @@ def write_json(path: Path, report: Report, results: object) -> None:
 
 
 def write_csv(path: Path, runs: Sequence[Recorded]) -> None:
-    """One line a request; times in seconds since the start of its run, `events` separated by blanks."""
+    """One line per request; times in seconds since the start of its run, `events` separated by blanks."""
     columns = _COLUMNS.split()
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

@@ -14,7 +14,7 @@ _STEPS = 200
 
 
 def plots(result: RunResult, objectives: Objectives) -> tuple[Plot, ...]:
-    """Distribution of latencies, TTFT over time, tokens a second over time."""
+    """Distribution of latencies, TTFT over time, tokens per second over time."""
     return (_latencies(result), _gaps(result), _ttft_over_time(result, objectives), _throughput(result))
 
 
