@@ -137,7 +137,7 @@ def table(results: dict[str, list[RunResult]], found: Found, rate: float) -> str
     met_by = {n: Values.of(r, lambda record: float(goal.met(record))) for n, r in rows.items()}
     goodputs = estimates({n: good(v) for n, v in met_by.items()}, sessions, OFF)
     half, tail = first(0.5), first(0.99)
-    head = "| door | goodput, 1/s | met | refused | answered late | TTFT p50, s | TTFT p99, s | refusal, ms |"
+    head = "| admission | goodput, 1/s | met | refused | answered late | TTFT p50, s | TTFT p99, s | refusal, ms |"
     lines = [head, "|---" * 8 + "|"]
     for name, runs in results.items():
         measured = [r for run in runs for r in run.measured]
