@@ -15,6 +15,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import vendors
+
 BLOCK = 16
 _STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -225,6 +227,8 @@ class FakeEngine:
             return prompt
         if isinstance(prompt, str):
             return tokens_of(prompt)
+        if "messages" not in body:
+            return tokens_of(vendors.prompt_text(body))
         return tokens_of("".join(f"<{m['role']}>{m['content']}" for m in body["messages"]))
 
     def _lookup(self, tokens: list[int]) -> int:
@@ -286,7 +290,13 @@ class FakeEngine:
                 self._json(writer, fault.status, {"error": error}, fault.headers)
                 await writer.drain()
                 return True
-        if body.get("model") != self.model or ("messages" not in body and "prompt" not in body):
+        path = path.rstrip("/")
+        if path in vendors.TOOLS:
+            self._json(writer, 200, vendors.tool_answer(path, self.model, len(self._prompt(body))))
+            return True
+        if body.get("model") != self.model or (
+            "messages" not in body and path not in vendors.STREAMED and "prompt" not in body
+        ):
             self._json(writer, 404, {"error": {"message": "no such model", "type": "invalid_request_error"}})
             return True
         prompt = self._prompt(body)
@@ -306,6 +316,8 @@ class FakeEngine:
                         return False
                 else:
                     await asyncio.sleep(seconds)
+            if path in vendors.STREAMED:
+                return await self._answer_vendor(writer, path, body, prompt, hit, fault)
             return await self._answer(writer, path, body, prompt, hit, fault)
 
     def _usage(self, prompt: int, output: int, hit: int) -> dict[str, Any]:
@@ -372,6 +384,49 @@ class FakeEngine:
         await writer.drain()
         return True
 
+    async def _answer_vendor(
+        self,
+        writer: asyncio.StreamWriter,
+        path: str,
+        body: dict[str, Any],
+        prompt: list[int],
+        hit: int,
+        fault: Fault | None,
+    ) -> bool:
+        shape = vendors.Responses if path == "/v1/responses" else vendors.Messages
+        answer = shape(f"{self.name}-{len(self.seen)}", self.model, len(prompt), hit)
+        limit = body.get("max_output_tokens") or body.get("max_tokens") or 16
+        streams, made, text = bool(body.get("stream")), list(prompt), ""
+        if streams:
+            writer.write(_STREAM_HEAD)
+            for event in answer.opening():
+                self._named(writer, event)
+            if fault is not None and fault.kind == "error" and not fault.after:
+                await self._break(writer, fault)
+                return False
+        for place in range(limit):
+            if fault is not None and fault.after and place == fault.after and await self._break(writer, fault):
+                return False
+            await asyncio.sleep(self.decode_seconds)
+            made.append(next_token(made))
+            text += text_of(made[-1])
+            self.generated += 1
+            if streams:
+                self._named(writer, answer.token(text_of(made[-1])))
+                await writer.drain()
+        self.completed += 1
+        if streams:
+            for event in answer.closing(text, limit):
+                self._named(writer, event)
+            writer.write(b"0\r\n\r\n")
+        else:
+            self._json(writer, 200, answer.whole(text, limit))
+        await writer.drain()
+        return True
+
+    def _named(self, writer: asyncio.StreamWriter, event: dict[str, Any]) -> None:
+        self._piece(writer, b"event: " + event["type"].encode() + b"\ndata: " + self._dumped(event) + b"\n\n")
+
     async def _break(self, writer: asyncio.StreamWriter, fault: Fault) -> bool:
         await writer.drain()
         if fault.kind == "reset":
@@ -381,7 +436,8 @@ class FakeEngine:
         elif fault.kind == "end":
             writer.write(b"0\r\n\r\n")
         elif fault.kind == "error":
-            self._event(writer, {"error": {"message": "engine died", "type": "server_error", "code": fault.status}})
+            error = {"message": "engine died", "type": "server_error", "code": fault.status}
+            self._event(writer, {"type": "error", "error": error})
             writer.write(b"0\r\n\r\n")
         elif fault.kind == "hang":
             await asyncio.sleep(3600)

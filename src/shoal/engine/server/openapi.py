@@ -28,7 +28,8 @@ _ERRORS = {
 
 
 _OF_A_FLEET = (
-    *("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}"),
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
+    *("/v1/messages/count_tokens", "/tokenize", "/detokenize", "/v1/models", "/v1/models/{model}"),
     *("/health", "/ready", "/metrics", "/openapi.json"),
 )
 
@@ -38,7 +39,7 @@ def fleet_document() -> Json:
     made = document()
     made["info"]["title"] = "Shoal: a fleet of replicas, OpenAI-compatible"
     made["paths"] = {path: made["paths"][path] for path in _OF_A_FLEET}
-    for path in _OF_A_FLEET[:2]:
+    for path in _OF_A_FLEET[:4]:
         made["paths"][path]["post"]["responses"] |= {
             "429": _error("Too much is asked of the fleet, or by this key; `Retry-After` says when to come again."),
             "502": _error("Replicas failed, and no other could answer."),

@@ -10,19 +10,28 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from shoal.engine.server.connection import off_loop_if
-from shoal.engine.server.encodings import OFF_LOOP_BYTES, decompress, is_encoded
-from shoal.engine.server.errors import JSON_TYPE, ApiError, error_json, internal_error, shutting_down
+from shoal.engine.server.errors import (
+    JSON_TYPE,
+    ApiError,
+    error_json,
+    internal_error,
+    is_messages_path,
+    messages_error_json,
+    shutting_down,
+)
 from shoal.engine.server.transport import ON_LOST
+from shoal.fleet.gateway.apis import APIS
 from shoal.fleet.gateway.bodies import Bodies, Gone
-from shoal.fleet.gateway.body import Endpoint, Parsed, Sizer, parse_off_loop, route_request
+from shoal.fleet.gateway.body import Parsed, Sizer, parse_off_loop, route_request
 from shoal.fleet.gateway.config import GatewayConfig
 from shoal.fleet.gateway.dispatch import Dispatcher
 from shoal.fleet.gateway.exchange import Exchange
+from shoal.fleet.gateway.head import RequestHead
 from shoal.fleet.gateway.keys import Client, Clients
 from shoal.fleet.gateway.logs import AccessLog, PromptLog
 from shoal.fleet.gateway.pages import Pages
 from shoal.fleet.gateway.record import Observers, RequestRecord
+from shoal.fleet.gateway.stored import StoredResponses
 from shoal.fleet.gateway.tokens import TokenSource
 from shoal.fleet.registry import Registry
 from shoal.fleet.shared import SharedState
@@ -35,10 +44,7 @@ from shoal.policy.routing import Router, build_router
 log = logging.getLogger("shoal.fleet")
 
 _REQUEST_ID = re.compile(r"^[A-Za-z0-9._:\-]{1,128}$")
-_SESSION_HEADERS = (b"x-shoal-session", b"x-session-id")
-_FORWARDED = (b"traceparent", b"tracestate")
 CLIENT_CLOSED = 499
-_ENDPOINTS: dict[str, Endpoint] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 
 
 class Gateway:
@@ -82,6 +88,7 @@ class Gateway:
         self._bodies = Bodies(self.config, registry.clock)
         self._swept = (self.config.reader_seconds, self.config.body_seconds, self.config.heartbeat_seconds)
         self._sweeper: asyncio.Task[None] | None = None
+        self._stored = StoredResponses()
         self._count = 0
 
     @property
@@ -145,11 +152,10 @@ class Gateway:
     async def _answer(
         self, scope: Scope, receive: Receive, send: Send, record: RequestRecord, task: "asyncio.Task[Any]"
     ) -> None:
-        endpoint = _ENDPOINTS.get(scope["path"])
-        if endpoint is None:
+        api = APIS.get(scope["path"])
+        if api is None:
             await self.pages.answer(scope, receive, send, record, self._clients)
             return
-        headers: list[tuple[bytes, bytes]] = scope["headers"]
         if scope["method"] != "POST":
             raise ApiError(
                 405,
@@ -157,35 +163,17 @@ class Gateway:
                 code="method_not_allowed",
                 headers={"Allow": "POST"},
             )
-        authorization = content_type = encoding = length = b""
-        session: bytes | None = None
-        forwarded = [(b"x-request-id", record.request_id.encode())]
-        for name, value in headers:
-            if name == b"authorization":
-                authorization = value
-            elif name == b"content-type":
-                content_type = value
-            elif name == b"content-encoding":
-                encoding = value
-            elif name == b"content-length":
-                length = value
-            elif name in _SESSION_HEADERS:
-                session = value
-            elif name in _FORWARDED:
-                forwarded.append((name, value))
-        client = self._clients.identify(authorization)
+        head = RequestHead.read(scope["headers"], record.request_id)
+        client = self._clients.identify(head.authorization)
         record.key = client.name
         client.demand("generate")
         if self.draining:
             raise shutting_down()
-        body = await self._bodies.read(receive, content_type, length, task)
-        if encoding and is_encoded(coding := encoding.decode("latin-1")):
-            limit = self.config.max_body_bytes
-            body = await off_loop_if(len(body) > OFF_LOOP_BYTES, partial(decompress, body, coding, limit))
-        parsed = await parse_off_loop(endpoint, body)
+        body = await self._bodies.read(receive, head, task)
+        parsed = await parse_off_loop(api.endpoint, body)
         if self._prompts is not None:
             self._prompts.add(record, body)
-        exchange = await self._exchange(parsed, client, record, session, forwarded, send)
+        exchange = await self._exchange(parsed, client, record, head, send)
         charged = exchange.charge
         client.charge(charged, self.registry.clock())
         self._live[task] = exchange
@@ -204,8 +192,7 @@ class Gateway:
         parsed: Parsed,
         client: Client,
         record: RequestRecord,
-        session: bytes | None,
-        forwarded: list[tuple[bytes, bytes]],
+        head: RequestHead,
         send: Send,
     ) -> Exchange:
         model = parsed.ask.model
@@ -224,11 +211,12 @@ class Gateway:
             record.request_id,
             self.router,
             self.sizer,
-            session.decode("latin-1") if session else None,
+            head.session,
             client.priority,
             adapter=self.registry.base_of(model) is not None,
         )
-        if self.router.wants_tokens and self.config.tokenize and self.tokens.wants(route):
+        self._stored.pin(parsed, client.name, route, self.registry)
+        if parsed.api.chunked and self.router.wants_tokens and self.config.tokenize and self.tokens.wants(route):
             await self.tokens.fill(parsed, route)
         self._count += 1
         ticket = Ticket(
@@ -251,8 +239,9 @@ class Gateway:
             parsed=parsed,
             route=route,
             ticket=ticket,
-            forwarded=forwarded,
+            forwarded=head.forwarded,
             send=send,
+            stored=self._stored,
         )
 
     def _watched(self, scope: Scope, receive: Receive, task: "asyncio.Task[Any]") -> Callable[[], object]:
@@ -283,13 +272,15 @@ class Gateway:
             record.status = record.status or CLIENT_CLOSED
             record.outcome = Outcome.CANCELLED
         elif exchange is not None and exchange.reply.started:
-            await exchange.shut_down()
+            await exchange.reply.fail(shutting_down().body)
         else:
             await self._send_error(send, record, shutting_down())
 
     async def _send_error(self, send: Send, record: RequestRecord, error: ApiError) -> None:
         record.status = error.status
         body = error_json(error.body)
+        if is_messages_path(record.path):
+            body = messages_error_json(error.status, error.body.message, record.request_id)
         headers = [
             (b"content-type", JSON_TYPE.encode()),
             (b"content-length", b"%d" % len(body)),

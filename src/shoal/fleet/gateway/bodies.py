@@ -2,12 +2,16 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from starlette.types import Receive
 
+from shoal.engine.server.connection import off_loop_if
+from shoal.engine.server.encodings import OFF_LOOP_BYTES, decompress, is_encoded
 from shoal.engine.server.errors import ApiError
 from shoal.fleet.gateway.config import GatewayConfig
+from shoal.fleet.gateway.head import RequestHead
 
 
 class Gone(Exception):
@@ -31,9 +35,17 @@ class Bodies:
                 self._slow.add(task)
                 task.cancel()
 
-    async def read(self, receive: Receive, content_type: bytes, length: bytes, task: "asyncio.Task[Any]") -> bytes:
-        """The whole body. `ApiError` 408, 413 or 415, or `Gone`."""
-        media = content_type.split(b";", 1)[0].strip().lower()
+    async def read(self, receive: Receive, head: RequestHead, task: "asyncio.Task[Any]") -> bytes:
+        """The whole body, decompressed. `ApiError` 400, 408, 413 or 415, or `Gone`."""
+        body = await self._read(receive, head, task)
+        encoding = head.content_encoding.decode("latin-1")
+        if not is_encoded(encoding):
+            return body
+        undo = partial(decompress, body, encoding, self._config.max_body_bytes)
+        return await off_loop_if(len(body) > OFF_LOOP_BYTES, undo)
+
+    async def _read(self, receive: Receive, head: RequestHead, task: "asyncio.Task[Any]") -> bytes:
+        media = head.content_type.split(b";", 1)[0].strip().lower()
         if media != b"application/json" and not media.endswith(b"+json"):
             shown = media[:80].decode("latin-1")
             raise ApiError(
@@ -42,7 +54,7 @@ class Bodies:
                 param="Content-Type",
                 code="unsupported_media_type",
             )
-        limit = self._config.max_body_bytes
+        limit, length = self._config.max_body_bytes, head.content_length
         if length.isdigit() and int(length) > limit:
             raise _too_large(limit)
         self._reading[task] = self._clock()

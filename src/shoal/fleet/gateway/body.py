@@ -8,18 +8,17 @@ import hashlib
 import secrets
 import struct
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Raw
 
 from shoal.engine.server.errors import ApiError
 from shoal.engine.server.json_limits import UNCHECKED_BYTES, check_structure
+from shoal.fleet.gateway.apis import ENDPOINTS, Api, Endpoint
 from shoal.policy.batching.prefix import make_extras
 from shoal.policy.routing.contracts import RouteRequest
 from shoal.policy.routing.router import Router
-
-Endpoint = Literal["chat", "completions"]
 
 BLOCK_BYTES = 128
 """Of a prompt's JSON that one prefix hash stands for: about 32 tokens of English."""
@@ -33,11 +32,19 @@ _SESSION_LIMIT = 256
 
 
 class Ask(msgspec.Struct, kw_only=True):
-    """The fields of both endpoints that mean something to a gateway."""
+    """The fields of all APIs that mean something to a gateway."""
 
     model: str
     messages: Raw = Raw()
     prompt: Raw = Raw()
+    input: Raw = Raw()
+    documents: Raw = Raw()
+    text_2: Raw = Raw()
+    items: Raw = Raw()
+    system: Raw = Raw()
+    instructions: Raw = Raw()
+    previous_response_id: Raw = Raw()
+    max_output_tokens: int | None = None
     tools: Raw = Raw()
     stream: bool | None = None
     stream_options: Raw = Raw()
@@ -99,13 +106,21 @@ def text_of(raw: Raw) -> str | None:
 class Parsed:
     """One request as it came in."""
 
-    endpoint: Endpoint
+    api: Api
     body: bytes
     ask: Ask
     tokens: list[int] | None
     """The prompt, where it was sent as token ids."""
-    prompt_bytes: int
+    prompt: Raw
     streams: bool
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self.api.endpoint
+
+    @property
+    def prompt_bytes(self) -> int:
+        return len(memoryview(self.prompt))
 
     @property
     def guided(self) -> bool:
@@ -135,8 +150,11 @@ class Parsed:
 
     @property
     def max_tokens(self) -> int | None:
-        asked = self.ask.max_completion_tokens if self.endpoint == "chat" else None
-        return self.ask.max_tokens if asked is None else asked
+        ask = self.ask
+        if self.endpoint == "responses":
+            return ask.max_output_tokens
+        asked = ask.max_completion_tokens if self.endpoint == "chat" else None
+        return ask.max_tokens if asked is None else asked
 
 
 async def parse_off_loop(endpoint: Endpoint, body: bytes) -> Parsed:
@@ -149,6 +167,7 @@ async def parse_off_loop(endpoint: Endpoint, body: bytes) -> Parsed:
 
 def parse(endpoint: Endpoint, body: bytes) -> Parsed:
     """The request; `ApiError` 400 names what is wrong."""
+    api = ENDPOINTS[endpoint]
     try:
         ask = _ask.decode(body)
     except msgspec.ValidationError as error:
@@ -157,16 +176,18 @@ def parse(endpoint: Endpoint, body: bytes) -> Parsed:
         raise _bad(f"the body is not valid JSON: {error}", None) from None
     except RecursionError:
         raise _bad("the body is nested too deeply", None) from None
-    prompt = ask.messages if endpoint == "chat" else ask.prompt
-    if not given(prompt):
-        field = "messages" if endpoint == "chat" else "prompt"
+    prompts = (getattr(ask, name) for name in api.prompts)
+    prompt: Raw = next((raw for raw in prompts if given(raw)), Raw())
+    if api.chunked and not given(prompt):
+        field = api.prompts[0]
         raise _bad(f"{field}: it is missing", field)
     if bytes(ask.kv_transfer_params):
         # Replicas trust it: who hands KV to whom is decided here.
         raise _bad("kv_transfer_params: it is not accepted from clients", "kv_transfer_params")
     if ask.max_tokens is not None and ask.max_tokens < 0:
         raise _bad(f"max_tokens: {ask.max_tokens} is not accepted; expected at least 0", "max_tokens")
-    return Parsed(endpoint, body, ask, _tokens(prompt), len(memoryview(prompt)), ask.stream is True)
+    tokens = _tokens(prompt) if endpoint == "completions" else None
+    return Parsed(api, body, ask, tokens, prompt, api.generates and ask.stream is True)
 
 
 def _bad(message: str, field: str | None) -> ApiError:
@@ -229,6 +250,8 @@ def route_request(
     ask = parsed.ask
     tokens = parsed.tokens
     size = len(tokens) if tokens is not None else sizer.prompt_tokens(ask.model, parsed.prompt_bytes)
+    if not parsed.api.computes:
+        size = 1
     limit = parsed.max_tokens
     if limit is None and parsed.endpoint == "completions":
         limit = 16
@@ -236,31 +259,34 @@ def route_request(
         id=request_id,
         model=ask.model,
         prompt_tokens=size,
-        max_tokens=sizer.output_tokens(ask.model, limit) * max(1, ask.n or 1),
+        max_tokens=sizer.output_tokens(ask.model, limit) * max(1, ask.n or 1) if parsed.api.generates else 0,
         tokens=tokens,
         session=(session or text_of(ask.prompt_cache_key) or text_of(ask.user) or "")[:_SESSION_LIMIT] or None,
         priority=priority if priority is not None else ask.priority or 0,
         extras=make_extras(ask.model if adapter else None, text_of(ask.cache_salt)),
     )
+    if not parsed.api.generates:
+        # Its KV is dropped at its end: nobody finds a prefix of it.
+        return route
     if router.wants_blocks:
         _add_blocks(route, parsed)
     if router.wants_text:
-        prompt = ask.messages if parsed.endpoint == "chat" else ask.prompt
-        route.text = bytes(memoryview(prompt)[:_MAX_HASHED_BYTES]).decode("utf-8", "replace")
+        route.text = bytes(memoryview(parsed.prompt)[:_MAX_HASHED_BYTES]).decode("utf-8", "replace")
     return route
 
 
 def _add_blocks(route: RouteRequest, parsed: Parsed) -> None:
     ask = parsed.ask
-    seed = b"\0".join((ask.model.encode("utf-8", "surrogatepass"), bytes(ask.tools), bytes(ask.cache_salt)))
+    name = ask.model.encode("utf-8", "surrogatepass")
+    before = (bytes(raw) for raw in (ask.tools, ask.cache_salt, ask.system, ask.instructions))
+    seed = b"\0".join((name, *before))
     if parsed.tokens is not None:
         tokens = parsed.tokens[: BLOCK_TOKENS * (_MAX_BLOCKS + 1)]
         data, step = struct.pack(f"<{len(tokens)}i", *tokens), 4 * BLOCK_TOKENS
         route.block_tokens = float(BLOCK_TOKENS)
     else:
-        prompt = ask.messages if parsed.endpoint == "chat" else ask.prompt
         # Without the closing bracket or quote, which the next turn of a conversation doesn't have there.
-        data, step = bytes(memoryview(prompt)[:-1][:_MAX_HASHED_BYTES]), BLOCK_BYTES
+        data, step = bytes(memoryview(parsed.prompt)[:-1][:_MAX_HASHED_BYTES]), BLOCK_BYTES
         route.block_tokens = BLOCK_BYTES * route.prompt_tokens / max(1, parsed.prompt_bytes)
     route.blocks, route.tail = prefix_chain(seed, data, step)
 

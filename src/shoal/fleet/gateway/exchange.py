@@ -15,14 +15,15 @@ from shoal.engine.server.errors import ApiError, ErrorBody
 from shoal.fleet.gateway.body import Parsed, asking_for_usage, with_fields
 from shoal.fleet.gateway.config import GatewayConfig
 from shoal.fleet.gateway.dispatch import Dispatcher
-from shoal.fleet.gateway.formats import CompletionsFormat, StreamReader, failure_of
+from shoal.fleet.gateway.formats import StreamReader, failure_of
 from shoal.fleet.gateway.journal import Journal, mode_for
 from shoal.fleet.gateway.leg import Leg, Refused, learn
 from shoal.fleet.gateway.record import Observers, RequestRecord
 from shoal.fleet.gateway.replies import answer_headers, closed, failed, refusal_of
 from shoal.fleet.gateway.reply import Headers, Reply
 from shoal.fleet.gateway.sse import SseSplitter, without_token_ids, without_usage
-from shoal.fleet.gateway.usage import TokenMeter, output_estimate, usage_of
+from shoal.fleet.gateway.stored import Owner, StoredResponses
+from shoal.fleet.gateway.usage import TokenMeter, output_estimate, response_id_of, usage_of
 from shoal.fleet.http1 import Answer
 from shoal.fleet.registry import Registry
 from shoal.fleet.split import Handoff, Splitter
@@ -32,8 +33,6 @@ from shoal.policy.retry import RetryBudget
 from shoal.policy.routing import RouteRequest
 
 log = logging.getLogger("shoal.fleet")
-
-_PATHS = {"chat": b"/v1/chat/completions", "completions": b"/v1/completions"}
 
 
 class Exchange:
@@ -54,8 +53,10 @@ class Exchange:
         ticket: Ticket,
         forwarded: Headers,
         send: Send,
+        stored: StoredResponses,
     ) -> None:
         self._registry = registry
+        self._stored = stored
         self._dispatcher = dispatcher
         self._splitter = splitter
         self._handoff: Handoff | None = None
@@ -68,7 +69,8 @@ class Exchange:
         self._ticket = ticket
         self._forwarded = forwarded
         self._clock = registry.clock
-        self._form = CompletionsFormat()
+        self._form = parsed.api.form
+        self._path = record.path.encode()
         self.reply = Reply(send, record, self._clock, self._form)
         self.charge = ticket.prompt_tokens + ticket.max_tokens
         """Tokens expected of it, for rate limits."""
@@ -92,7 +94,7 @@ class Exchange:
             self.reply.hush()
             if not self.reply.started:
                 raise
-            await self._end_stream(error.body)
+            await self.reply.fail(error.body)
         finally:
             if self._journal is not None and self._journal.prompt:
                 self.meter.prompt = len(self._journal.prompt)
@@ -150,18 +152,10 @@ class Exchange:
 
         A reset connection is no reason to give up on the only one.
         """
-        excluded = self._route.excluded | {leg.replica.name}
-        states = self._registry.states(now)
-        others = any(
-            self._route.model in s.models
-            and (self._route.weights is None or s.weights == self._route.weights)
-            and s.role != "prefill"
-            and s.healthy
-            and not s.draining
-            for s in states
-            if s.name not in excluded
-        )
-        self._route.excluded = excluded if others else frozenset()
+        route = self._route
+        excluded = route.excluded | {leg.replica.name}
+        others = self._registry.has_other(route.model, route.weights, excluded, now)
+        route.excluded = excluded if others else frozenset()
         return others
 
     async def _break_off(self, leg: Leg, error: LegFailed | TimeoutError, again: bool) -> bool:
@@ -174,7 +168,7 @@ class Exchange:
         if journal is None or not able or not self._budget.take(self._clock()):
             why = "it can't be continued elsewhere" if journal is None else "nobody could continue it"
             message = f"the stream broke off: {str(error) or 'it stalled'}; {why}"
-            await self._end_stream(ErrorBody(message, "server_error", code="stream_broken"))
+            await self.reply.fail(ErrorBody(message, "server_error", code="stream_broken"))
             return True
         journal.begin_leg()
         self._continuing = True
@@ -194,7 +188,7 @@ class Exchange:
     async def _carry(self, leg: Leg) -> None:
         path, body = self._request_for(leg)
         try:
-            if not self._continuing and self._splitter.wants(leg.replica, self._route):
+            if self._parsed.api.chunked and not self._continuing and self._splitter.wants(leg.replica, self._route):
                 self._handoff = await self._splitter.prefill(
                     self._parsed, self._route, path, self._forwarded, self.record
                 )
@@ -229,7 +223,7 @@ class Exchange:
         self.meter.begin_leg()
         added = b""
         body = parsed.body
-        if parsed.streams:
+        if parsed.streams and parsed.api.chunked:
             self._strip_usage = handle.usage_in_stream and not parsed.wants_usage
             if self._config.continuation and handle.resumes:
                 parsed.draw_seed()
@@ -238,7 +232,7 @@ class Exchange:
             self._journal = Journal(parsed, mode) if mode is not None else None
             if mode is not None and not parsed.ask.return_token_ids:
                 added += b'"return_token_ids":true,'
-        return _PATHS[parsed.endpoint], with_fields(body, added) if added else body
+        return self._path, with_fields(body, added) if added else body
 
     async def _whole(self, leg: Leg, answer: Answer) -> None:
         """An answer in one piece: it has come to its end before the client sees any of it."""
@@ -253,7 +247,13 @@ class Exchange:
         body = leg.names.answer(self._corrected(body))
         self._took_over()
         usage = meter.usage = usage_of(body)
-        meter.output = leg.lease.counted = usage.output if usage is not None else output_estimate(body)
+        meter.whole = True
+        if not self._parsed.api.computes:
+            meter.refuse()
+        elif self._parsed.api.generates:
+            meter.output = leg.lease.counted = usage.output if usage is not None else output_estimate(body)
+            if self._parsed.endpoint == "responses":
+                self._note_response(leg, response_id_of(body))
         headers = answer_headers(self.record, leg, content_type or b"application/json")
         if usage is not None and usage.cached is not None:
             headers.append((b"x-shoal-hit", b"%d" % usage.cached))
@@ -302,7 +302,10 @@ class Exchange:
             record.first_token = now
         record.last_token = now
         record.chunks += 1
-        self.meter.output, self.meter.usage = reader.output, reader.usage
+        meter = self.meter
+        meter.output, meter.usage, meter.whole = reader.output, reader.usage, reader.done
+        if reader.response_id and reader.done:
+            self._note_response(leg, reader.response_id)
         journal = self._journal
         if journal is not None:
             journal.read(reader)
@@ -321,25 +324,17 @@ class Exchange:
             await self.reply.start_stream(answer_headers(record, leg, answer.header(b"content-type")))
         await self.reply.write(events)
 
-    # To the client.
+    def _note_response(self, leg: Leg, response_id: str) -> None:
+        if response_id:
+            self._stored.note(response_id, Owner(leg.replica.name, self.record.key))
 
-    async def _end_stream(self, body: ErrorBody) -> None:
-        """The honest end of a stream that can't go on."""
-        if self.record.outcome is Outcome.OK or self.record.outcome is None:
-            self.record.outcome = Outcome.REPLICA_FAULT
-        await self.reply.fail(body)
+    # To the client.
 
     def beat(self, now: float) -> None:
         """Keep a silent stream alive; call it now and then."""
         seconds = self._config.heartbeat_seconds
         if seconds and self._parsed.streams:
             self.reply.beat(now, seconds)
-
-    async def shut_down(self) -> None:
-        """The gateway goes away: say so, where a stream has begun."""
-        await self._end_stream(
-            ErrorBody("the gateway is shutting down", "service_unavailable_error", code="shutting_down")
-        )
 
     async def _pass_refusal(self, leg: Leg, refusal: Refused) -> None:
         self.meter.refuse()

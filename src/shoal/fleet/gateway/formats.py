@@ -1,14 +1,17 @@
 """How the streams of each API are read: output as it passes, the engine's count, errors, the end."""
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
-from shoal.engine.server.errors import ErrorBody, error_json
+from shoal.engine.server.errors import ErrorBody, error_json, messages_error_json
 from shoal.fleet.gateway.sse import data_of, split_events
-from shoal.fleet.gateway.usage import Usage, estimate_tokens
+from shoal.fleet.gateway.usage import AnyUsage, Usage, estimate_tokens
 from shoal.policy.outcomes import LegFailed, Outcome
+
+_CLIENT_TYPES = frozenset({"invalid_request_error", "not_found_error", "BadRequestError", "NotFoundError"})
+_LOAD_TYPES = frozenset({"rate_limit_error", "service_unavailable_error", "overloaded_error"})
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -71,6 +74,9 @@ class Reading:
     error: ErrorDetail | None = None
     chunk: Chunk | None = None
     """The event itself, where streams of this API can be continued."""
+    opening: bool = False
+    """It comes before any output: engines send it when they take a request on, long before they have an answer."""
+    response_id: str = ""
 
 
 class StreamFormat(Protocol):
@@ -121,6 +127,101 @@ class CompletionsFormat:
         return b"data: " + error_json(body) + b"\n\n"
 
 
+class _IncompleteResponse(msgspec.Struct):
+    id: str = ""
+    usage: AnyUsage | None = None
+    error: ErrorDetail | None = None
+
+
+class _ResponseEvent(msgspec.Struct):
+    type: str
+    delta: Any = None
+    response: _IncompleteResponse | None = None
+    message: str | None = None
+    code: int | str | None = None
+    error: ErrorDetail | None = None
+
+
+class ResponsesFormat:
+    """OpenAI's responses: named events, of which `response.completed` or `response.incomplete` is the last."""
+
+    end = "response.completed"
+
+    def __init__(self) -> None:
+        self._decode = msgspec.json.Decoder(_ResponseEvent).decode
+
+    def read(self, data: bytes) -> Reading:
+        if data == b"[DONE]":
+            # Some engines say it after their last event.
+            return Reading(done=True)
+        event = self._decode(data)
+        kind, response = event.type, event.response
+        if kind.endswith(".delta"):
+            return Reading(estimate_tokens(len(event.delta)) if isinstance(event.delta, str) else 1)
+        if kind == "error":
+            return Reading(error=event.error or ErrorDetail(event.message or "", None, event.code))
+        if kind == "response.failed":
+            failure = response.error if response is not None else None
+            return Reading(error=failure or ErrorDetail("the response failed"))
+        opening = kind in ("response.created", "response.queued", "response.in_progress")
+        reading = Reading(opening=opening, done=kind in ("response.completed", "response.incomplete"))
+        if response is not None:
+            reading.response_id = response.id
+            reading.usage = response.usage.unified() if response.usage is not None else None
+        return reading
+
+    def error_event(self, body: ErrorBody) -> bytes:
+        event = {"type": "error", "code": body.code, "message": body.message, "param": body.param}
+        return b"event: error\ndata: " + msgspec.json.encode(event) + b"\n\n"
+
+
+class _MessageDelta(msgspec.Struct):
+    text: str | None = None
+    thinking: str | None = None
+    partial_json: str | None = None
+
+
+class _Message(msgspec.Struct):
+    usage: AnyUsage | None = None
+
+
+class _MessageEvent(msgspec.Struct):
+    type: str
+    message: _Message | None = None
+    delta: _MessageDelta | None = None
+    usage: AnyUsage | None = None
+    error: ErrorDetail | None = None
+
+
+class MessagesFormat:
+    """Anthropic's messages: `message_start`, blocks with their deltas, `message_delta`, `message_stop`."""
+
+    end = "message_stop"
+
+    def __init__(self) -> None:
+        self._decode = msgspec.json.Decoder(_MessageEvent).decode
+
+    def read(self, data: bytes) -> Reading:
+        if data == b"[DONE]":
+            return Reading(done=True)
+        event = self._decode(data)
+        if event.type == "error":
+            return Reading(error=event.error or ErrorDetail("the message failed"))
+        if event.type == "content_block_delta" and event.delta is not None:
+            delta = event.delta
+            return Reading(estimate_tokens(len(delta.text or delta.thinking or delta.partial_json or "")))
+        usage = event.message.usage if event.message is not None else event.usage
+        return Reading(
+            usage=usage.unified() if usage is not None else None,
+            done=event.type == "message_stop",
+            opening=event.type in ("message_start", "content_block_start", "ping"),
+        )
+
+    def error_event(self, body: ErrorBody) -> bytes:
+        status = 503 if body.type == "service_unavailable_error" else 400 if body.type in _CLIENT_TYPES else 500
+        return b"event: error\ndata: " + messages_error_json(status, body.message, None) + b"\n\n"
+
+
 @dataclass(slots=True)
 class StreamReader:
     """Reads one leg's stream as it passes."""
@@ -134,41 +235,40 @@ class StreamReader:
     """An event was something else than the API's: what was said since can't be known."""
     failure: ErrorDetail | None = None
     """The error event that the stream ended with."""
+    response_id: str = ""
     chunks: list[Chunk] = field(default_factory=list)
     """Of the events read last."""
+    _held: list[bytes] = field(default_factory=list)
+    """Opening events, which go with the first that is none: until then another replica may answer as well."""
+    _opened: bool = False
 
     def read(self, events: bytes) -> bytes:
         """The events that are to be relayed: without comments, and without an error event and what follows it."""
         self.chunks = []
         found = split_events(events)
-        kept = 0
+        kept = []
         for event in found:
-            if not (data := data_of(event)):
-                break
+            data = data_of(event)
+            if not data:
+                continue
             if not self._take(data):
                 break
-            kept += 1
-        if kept == len(found):
+            if self._opened:
+                kept.append(event)
+            else:
+                self._held.append(event)
+        if len(kept) == len(found) and not self._held:
             return events
-        return self._filtered(found, kept)
-
-    def _filtered(self, found: list[bytes], kept: int) -> bytes:
-        """Go on after the first event that isn't relayed."""
-        out = found[:kept]
-        for event in found[kept:]:
-            if self.failure is not None:
-                break
-            data = data_of(event)
-            if data and self._take(data):
-                out.append(event)
-        return b"".join(event + b"\n\n" for event in out)
+        if self._opened and self._held:
+            kept, self._held = self._held + kept, []
+        return b"".join(event + b"\n\n" for event in kept)
 
     def _take(self, data: bytes) -> bool:
         """Whether the event is to be relayed."""
         try:
             reading = self.format.read(data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            self.unreadable = True
+            self.unreadable = self._opened = True
             self.output += estimate_tokens(len(data))
             return True
         if reading.error is not None:
@@ -176,11 +276,13 @@ class StreamReader:
             return False
         self.output += reading.output
         if reading.usage is not None:
-            self.usage = reading.usage
+            self.usage = reading.usage.after(self.usage)
         if reading.done:
             self.done = True
         if reading.chunk is not None:
             self.chunks.append(reading.chunk)
+        self._opened = self._opened or not reading.opening
+        self.response_id = reading.response_id or self.response_id
         return True
 
 
@@ -195,10 +297,6 @@ def error_of(data: bytes) -> ErrorDetail | None:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return ErrorDetail(message=error) if isinstance(error, str) else error
-
-
-_CLIENT_TYPES = frozenset({"invalid_request_error", "BadRequestError", "NotFoundError", "not_found_error"})
-_LOAD_TYPES = frozenset({"rate_limit_error", "service_unavailable_error", "overloaded_error"})
 
 
 def failure_of(detail: ErrorDetail) -> LegFailed:

@@ -51,6 +51,7 @@ def mode_for(parsed: Parsed, handle: ReplicaHandle) -> Mode | None:
     greedy = ask.temperature == 0 or ask.top_k == 1
     if (
         not parsed.streams
+        or not parsed.api.chunked
         or not handle.returns_token_ids
         or (ask.n or 1) != 1
         or (ask.best_of or 1) != 1

@@ -9,6 +9,7 @@ from shoal.engine.server.errors import ErrorBody
 from shoal.fleet.gateway.formats import StreamFormat
 from shoal.fleet.gateway.record import RequestRecord
 from shoal.fleet.gateway.sse import HEARTBEAT
+from shoal.policy.outcomes import Outcome
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -93,5 +94,7 @@ class Reply:
 
     async def fail(self, body: ErrorBody) -> None:
         """End a stream that can't go on: an error event, and nothing that says that it is whole."""
+        if self._record.outcome is Outcome.OK or self._record.outcome is None:
+            self._record.outcome = Outcome.REPLICA_FAULT
         await self.write(self._form.error_event(body))
         await self.finish()

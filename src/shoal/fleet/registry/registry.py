@@ -125,6 +125,18 @@ class Registry:
         handles = (replica.handle for replica in self._replicas.values())
         return next((handle.models[0] for handle in handles if model in handle.adapters), None)
 
+    def has_other(self, model: str, weights: str | None, excluded: frozenset[str], now: float) -> bool:
+        """Whether some healthy replica beyond `excluded` could answer for a model; `weights`: only of these."""
+        return any(
+            model in state.models
+            and (weights is None or state.weights == weights)
+            and state.role != "prefill"
+            and state.healthy
+            and not state.draining
+            for state in self.states(now)
+            if state.name not in excluded
+        )
+
     def _available(self, model: str) -> list[Replica]:
         return [
             replica
