@@ -140,6 +140,15 @@ def test_conversation_of_blocks(served: Served) -> None:
     )
 
 
+def test_a_row_of_one_roles_messages_is_one(served: Served) -> None:
+    """As Anthropic's API has it; the templates of Gemma and Mistral refuse a second message of the same role."""
+    row = [{"role": "user", "content": "A"}, {"role": "user", "content": [{"type": "text", "text": "B"}]}]
+    post(
+        served, messages=[*row, {"role": "assistant", "content": "C"}, {"role": "assistant", "content": "D"}, *row]
+    )
+    assert prompt_of(served) == "<user>A\nB\n<assistant>C\nD\n<user>A\nB\n<assistant>"
+
+
 def test_a_tools_image_is_replaced_and_ones_own_refused(served: Served) -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}}
     call = {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "weather", "input": {}}]}
@@ -267,7 +276,6 @@ def test_count_tokens(claude: Anthropic, served: Served) -> None:
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": []}]}, "messages: 'empty'"),
         ({"messages": [{"role": "assistant", "content": [{"type": "redacted_thinking"}]}]}, "messages: 'empty'"),
-        ({"messages": [{"role": "assistant", "content": ""}]}, "messages: "),
         ({"maximum": 1}, "unknown parameter: maximum"),
         ({"max_token": 1}, "did you mean max_tokens?"),
         (

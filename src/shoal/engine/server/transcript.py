@@ -1,7 +1,8 @@
 """Messages of the chat shape, put together from the finer items of other APIs.
 
-Other APIs send what an assistant said in pieces (reasoning, text, one item per call); chat templates take one
-message per turn. Leading system messages are one message: many templates refuse a second.
+Other APIs send what an assistant said in pieces (reasoning, text, one item per call), and several messages of the
+user in a row; chat templates take one message per turn, and some refuse a second of the same role. Leading system
+messages are one message for the same reason.
 """
 
 from collections.abc import Sequence
@@ -37,6 +38,8 @@ class Transcript:
     def __init__(self) -> None:
         self._messages: list[ChatMessage] = []
         self._system: list[str] = []
+        self._user: list[str] = []
+        """What the user has said since the last message of somebody else."""
         self._turn: _Turn | None = None
         self._names: dict[str, str] = {}
         """Tool names by call id: some templates want the name with the result."""
@@ -49,8 +52,9 @@ class Transcript:
             self._system += texts
 
     def user(self, texts: Sequence[str]) -> None:
-        self._end_turn()
-        self._messages.append(ChatMessage(role="user", content=_content(texts) or ""))
+        if self._turn is not None:
+            self._end_turn()
+        self._user += texts
 
     def reasoning(self, text: str) -> None:
         if self._turn is not None and (self._turn.text or self._turn.calls):
@@ -77,13 +81,18 @@ class Transcript:
 
     def _open(self) -> _Turn:
         if self._turn is None:
+            self._end_turn()
             self._turn = _Turn()
         return self._turn
 
     def _end_turn(self) -> None:
+        """Close the message of the user or the assistant that is being put together."""
         turn, self._turn = self._turn, None
+        texts, self._user = self._user, []
         if turn is not None:
             self._messages.append(turn.message())
+        if texts:
+            self._messages.append(ChatMessage(role="user", content=_content(texts)))
 
 
 def _content(texts: Sequence[str]) -> str | list[ContentPart] | None:
