@@ -16,6 +16,7 @@ SCHEMES = ("int8", "int4")
 COLLECTIVES = ("auto", "shm", "gloo", "nccl")
 REASONING = ("auto", "none")
 MAX_RANKS = 4096
+_SHARD = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 _TRANSFER = re.compile(r"^tcp://[^/\s:]+:(\d{1,5})$")
 _NAME = re.compile(r"^[^\s=]{1,256}$")
 _EVENTS = re.compile(r"^tcp://[^/\s:]+:[1-9]\d{0,4}$")
@@ -209,4 +210,5 @@ def _at_least(field: str, value: int | None, least: int) -> None:
 
 def default_name(model: str) -> str:
     """The name clients use where none is given: the last part of the reference, without a GGUF ending."""
-    return model.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf") or model
+    last = model.rstrip("/").rsplit("/", 1)[-1]
+    return _SHARD.sub("", last).removesuffix(".gguf") or model

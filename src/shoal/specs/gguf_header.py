@@ -6,6 +6,7 @@ The format is ggml's `docs/gguf.md`: magic, version, counts, key-value pairs, te
 """
 
 import mmap
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from pathlib import Path
 
 from shoal.specs.errors import UnreadableModel
 
+SHARD = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")
+"""In the names of a model's files, where llama.cpp has split it."""
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -29,8 +32,10 @@ class GgufTensor:
     kind: str
     """ggml's name of the type: `F32`, `Q4_K`, …"""
     offset: int
-    """Of the first byte, from the start of the file."""
+    """Of the first byte, from the start of its file."""
     size_bytes: int
+    file: Path
+    """Which of the model's files holds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +55,42 @@ class GgufHeader:
 
 
 def read_gguf_header(path: str | Path, *, tables: bool = False) -> GgufHeader:
-    """Read the header; the data stay on disk.
+    """Read the header; the data stay on disk. Of a model in several files, all headers, given any of them.
 
     Args:
         tables: decode token tables too (as tuples), for a tokenizer.
 
     Raises:
-        UnreadableModel: not GGUF, another version, or shorter than its own header says.
+        UnreadableModel: not GGUF, another version, or shorter than its own header says; or another file of the
+            model is missing.
     """
-    path = Path(path)
+    first, *others = shard_paths(Path(path))
+    header = _read(first, tables)
+    count = header.values.get("split.count", 1)
+    if count not in (0, 1 + len(others)):
+        raise UnreadableModel(first, f"one of {count} files, but its name doesn't end with -00001-of-NNNNN.gguf")
+    tensors = dict(header.tensors)
+    for other in others:
+        for name, tensor in _read(other, False).tensors.items():
+            if tensors.setdefault(name, tensor) is not tensor:
+                raise UnreadableModel(other, f"the tensor {name} is in {tensors[name].file.name} too")
+    return GgufHeader(SHARD.sub("", first.name).removesuffix(".gguf"), header.values, tensors)
+
+
+def shard_paths(path: Path) -> list[Path]:
+    """All files of a GGUF model in order; the first has the metadata. Raises `UnreadableModel` for gaps."""
+    named = SHARD.search(path.name)
+    if named is None:
+        return [path]
+    count = int(named[2])
+    paths = [path.with_name(SHARD.sub(f"-{i:05}-of-{named[2]}", path.name)) for i in range(1, count + 1)]
+    missing = [p.name for p in paths if not p.is_file()]
+    if missing:
+        raise UnreadableModel(path, f"{len(missing)} of its {count} files are missing, first {missing[0]}")
+    return paths
+
+
+def _read(path: Path, tables: bool) -> GgufHeader:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Walk(path, data, tables).header()
@@ -185,5 +217,5 @@ class _Walk:
                 raise UnreadableModel(
                     self.path, f"truncated: the tensor {name} ends at byte {end} of a file of {len(self.data)}"
                 )
-            tensors[name] = GgufTensor(shape, kind.name, start + offset, size_bytes)
+            tensors[name] = GgufTensor(shape, kind.name, start + offset, size_bytes, self.path)
         return tensors

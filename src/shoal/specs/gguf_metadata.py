@@ -169,7 +169,7 @@ def _rope_factors(path: Path, header: GgufHeader) -> tuple[float, ...]:
         return ()
     if tensor.kind != "F32":
         raise UnreadableModel(path, f"rope_freqs.weight is of type {tensor.kind}; accepted: F32")
-    with path.open("rb") as file:
+    with tensor.file.open("rb") as file:
         file.seek(tensor.offset)
         values: tuple[float, ...] = struct.unpack(f"<{tensor.size_bytes // 4}f", file.read(tensor.size_bytes))
     return values

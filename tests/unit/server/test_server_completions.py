@@ -139,6 +139,30 @@ def test_request_id_is_echoed_and_may_repeat(served: Served) -> None:
     assert len(odd.headers["x-request-id"]) == 32
 
 
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_an_aborted_request_is_not_a_fast_one(serve: Callable[..., Served], reason: str) -> None:
+    """Its end is nobody's latency; how long it waited for its first token is."""
+    served = serve()
+    timings = RequestTimings(
+        request_id="r",
+        arrival=10,
+        first_scheduled=11,
+        first_token=13,
+        finish=14,
+        prompt_tokens=5,
+        cached_tokens=2,
+        generated_tokens=1,
+        finish_reason=reason,
+    )
+    served.state.metrics.on_finished(timings)
+    text = served.state.metrics.text().decode()
+    label = '{model_name="script"}'
+    assert f"shoal_e2e_request_latency_seconds_count{label} 0.0" in text
+    assert f"shoal_request_generated_tokens_count{label} 0.0" in text
+    assert f"shoal_time_to_first_token_seconds_count{label} 1.0" in text
+    assert f'finish_reason="{reason}"' in text
+
+
 def test_metrics(serve: Callable[..., Served]) -> None:
     served = serve()
     metrics = served.state.metrics

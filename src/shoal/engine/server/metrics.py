@@ -119,8 +119,10 @@ class ServerMetrics:
     def on_finished(self, timings: RequestTimings) -> None:
         self._finished.labels(self._model_name, timings.finish_reason).inc()
         self._prompt.observe(timings.prompt_tokens)
-        self._generated.observe(timings.generated_tokens)
-        self._e2e.observe(timings.finish - timings.arrival)
+        if timings.finish_reason not in ("abort", "error"):
+            # One that was ended before its time would be a fast and short answer.
+            self._generated.observe(timings.generated_tokens)
+            self._e2e.observe(timings.finish - timings.arrival)
         if timings.first_scheduled is not None:
             self._queue.observe(timings.first_scheduled - timings.arrival)
         if timings.first_token is not None:

@@ -1,10 +1,14 @@
 """A model that is already on this machine: a directory or a GGUF file, used where it lies."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from shoal.engine.sources.contracts import LocalModel
 from shoal.engine.sources.errors import SourceError, did_you_mean
+from shoal.engine.sources.select import gguf_files
+from shoal.specs.errors import UnreadableModel
+from shoal.specs.gguf_header import SHARD, shard_paths
 
 GGUF_MAGIC = b"GGUF"
 DIRECTORY_FORM = "a model directory holds config.json and *.safetensors, or one GGUF file"
@@ -19,26 +23,40 @@ def local_model(reference: str, path: Path) -> LocalModel:
     path = path.resolve()
     if path.is_file():
         return _gguf(reference, path)
-    if (path / "config.json").is_file():
+    ggufs = _first_shards(gguf_files(p.name for p in path.iterdir() if p.is_file()))
+    if (path / "config.json").is_file() and (not ggufs or any(path.glob("*.safetensors*"))):
         require_weights(reference, path)
         files = [p for p in path.iterdir() if p.is_file()]
         size = sum(p.stat().st_size for p in files)
         return LocalModel(reference, path.name, path, "directory", None, size)
-    ggufs = sorted(path.glob("*.gguf"))
     if len(ggufs) == 1:
-        return _gguf(reference, ggufs[0])
+        return _gguf(reference, path / ggufs[0])
     if ggufs:
-        names = ", ".join(p.name for p in ggufs)
+        names = ", ".join(ggufs)
         raise SourceError(reference, f"holds several GGUF files ({names})", hint="name one of them")
     raise SourceError(reference, f"{path} holds no model", hint=DIRECTORY_FORM)
 
 
+def _first_shards(names: Sequence[str]) -> list[str]:
+    """One file name per GGUF model: of one that is split, the first."""
+    models: dict[str, str] = {}
+    for name in names:
+        models.setdefault(SHARD.sub("", name), name)
+    return list(models.values())
+
+
 def _gguf(reference: str, path: Path) -> LocalModel:
+    try:
+        paths = shard_paths(path)
+    except UnreadableModel as error:
+        raise SourceError(reference, str(error)) from None
+    path = paths[0]
     with path.open("rb") as file:
         magic = file.read(len(GGUF_MAGIC))
     if magic != GGUF_MAGIC:
         raise SourceError(reference, f"{path} is not a GGUF file (it begins with {magic!r})", hint=DIRECTORY_FORM)
-    return LocalModel(reference, path.stem, path, "gguf", None, path.stat().st_size)
+    size = sum(p.stat().st_size for p in paths)
+    return LocalModel(reference, SHARD.sub("", path.name).removesuffix(".gguf"), path, "gguf", None, size)
 
 
 def require_weights(reference: str, folder: Path) -> None:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 
 from shoal.engine.sources.errors import SourceError, did_you_mean
+from shoal.specs.gguf_header import SHARD
 
 # Everything beside the weights is small; taking all of it keeps tokenizers of every family working.
 COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "LICENSE*", "NOTICE*", "USE_POLICY*")
 # Second copies of the weights in a vendor's own format, and files that are no language model.
 EXCLUDED_WEIGHTS = ("consolidated*", "adapter_*", "mmproj*", "*imatrix*")
-SHARD = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")
 QUANTIZATION = re.compile(r"[.-]((?:I?Q\d\w*)|BF16|F16|F32|MXFP4\w*)(?=\.gguf$)", re.IGNORECASE)
 
 
@@ -26,14 +26,11 @@ class Selection:
 def select_files(reference: str, names: Iterable[str], quantization: str | None = None) -> Selection:
     """Choose among the top-level file names of a model. Raises SourceError where the choice is not clear."""
     top = sorted(n for n in names if "/" not in n)
-    weights = [n for n in top if not any(fnmatch(n, pattern) for pattern in EXCLUDED_WEIGHTS)]
-    safetensors = [n for n in weights if n.endswith(".safetensors")]
-    ggufs = [n for n in weights if n.endswith(".gguf")]
+    safetensors = weight_files(top)
+    ggufs = gguf_files(top)
     if quantization is None and safetensors and "config.json" in top:
         companions = [n for n in top if any(fnmatch(n, pattern) for pattern in COMPANIONS)]
-        # `model*.safetensors` is what the index names; where it is absent, any other name must be the weights.
-        named = [n for n in safetensors if n.startswith("model")]
-        return Selection(".", tuple(companions + (named or safetensors)))
+        return Selection(".", tuple(companions + safetensors))
     if ggufs:
         return _select_gguf(reference, ggufs, quantization)
     if quantization is not None:
@@ -44,6 +41,24 @@ def select_files(reference: str, names: Iterable[str], quantization: str | None 
         f"holds neither safetensors with a config.json nor a GGUF file (it holds {found})",
         hint="accepted: weights as *.safetensors or *.gguf",
     )
+
+
+def weight_files(names: Iterable[str]) -> list[str]:
+    """The safetensors files that hold a model's weights once, where no index says which.
+
+    `model*.safetensors` is what an index would name; where there is none, any other name must be the weights.
+    """
+    found = sorted(n for n in names if n.endswith(".safetensors") and not _is_excluded(n))
+    return [n for n in found if n.startswith("model")] or found
+
+
+def gguf_files(names: Iterable[str]) -> list[str]:
+    """The GGUF files that hold a language model's weights."""
+    return sorted(n for n in names if n.endswith(".gguf") and not _is_excluded(n))
+
+
+def _is_excluded(name: str) -> bool:
+    return any(fnmatch(name, pattern) for pattern in EXCLUDED_WEIGHTS)
 
 
 def _select_gguf(reference: str, ggufs: Sequence[str], quantization: str | None) -> Selection:

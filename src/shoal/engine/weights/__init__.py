@@ -8,6 +8,7 @@ from shoal.engine.weights.errors import WeightsError
 from shoal.engine.weights.gguf_file import GgufSource
 from shoal.engine.weights.published import as_published
 from shoal.engine.weights.source import WeightSource
+from shoal.specs.gguf_header import SHARD
 
 __all__ = ["WeightSource", "WeightsError", "open_weights"]
 
@@ -20,7 +21,7 @@ def open_weights(path: Path) -> WeightSource:
     if path.is_dir():
         ggufs = sorted(path.glob("*.gguf"))
         if ggufs and not any(path.glob("*.safetensors*")):
-            if len(ggufs) > 1:
+            if len({SHARD.sub("", path.name) for path in ggufs}) > 1:
                 raise WeightsError(f"{len(ggufs)} GGUF files in it; give one of them", file=path)
             return GgufSource(ggufs[0])
         return as_published(open_directory(path), _gptq_zero(path))

@@ -16,6 +16,7 @@ import msgspec
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from shoal.engine.sources.select import weight_files
 from shoal.engine.weights.errors import WeightsError
 from shoal.engine.weights.source import Ranges
 
@@ -97,7 +98,9 @@ def open_directory(directory: Path) -> SafetensorsSource:
     index = directory / INDEX
     if index.is_file():
         return SafetensorsSource(_listed(index))
-    files = sorted(directory.glob("*.safetensors"))
+    # Beside them may lie the same weights in a vendor's own names: consolidated.safetensors (vllm#40765).
+    present = [path.name for path in directory.glob("*.safetensors")]
+    files = [directory / name for name in weight_files(present) or sorted(present)]
     if not files:
         raise WeightsError(
             "no *.safetensors in it; accepted: safetensors (one file or shards) or GGUF", file=directory

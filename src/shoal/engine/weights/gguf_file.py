@@ -62,12 +62,12 @@ _ROWS_AT_ONCE = 16
 
 
 class GgufSource:
-    """The tensors of one GGUF file."""
+    """The tensors of a GGUF model, in one file or several."""
 
     def __init__(self, path: Path) -> None:
         """Raises WeightsError for a file that isn't whole GGUF, or of an architecture without a name table."""
         self._path = path
-        self._data: npt.NDArray[np.uint8] | None = None
+        self._data: dict[Path, npt.NDArray[np.uint8]] = {}
         self.bytes_read = 0
         try:
             header = read_gguf_header(path)
@@ -115,9 +115,9 @@ class GgufSource:
         """Numbers of a tensor read as rows of `width` (None: all in one), [rows, columns]."""
         try:
             block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[entry.kind]]
-            if self._data is None:
-                self._data = np.memmap(self._path, dtype=np.uint8, mode="r")
-            raw = self._data[entry.offset : entry.offset + entry.size_bytes]
+            if entry.file not in self._data:
+                self._data[entry.file] = np.memmap(entry.file, dtype=np.uint8, mode="r")
+            raw = self._data[entry.file][entry.offset : entry.offset + entry.size_bytes]
             row_bytes = len(raw) if width is None else width // block * block_bytes
             first, last = columns.start // block, -(-columns.stop // block)
             blocks = raw.reshape(-1, row_bytes)[rows.start : rows.stop, first * block_bytes : last * block_bytes]
