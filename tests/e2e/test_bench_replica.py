@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -196,6 +197,27 @@ def test_a_stop_signal_gives_the_partial_result(tiny: Running, number: signal.Si
     assert process.returncode == code, err
     assert "PARTIAL" in out
     assert " ok" in out
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stop_signal_ends_a_bench_whose_server_is_silent(number: signal.Signals, code: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        command = [sys.executable, "-m", "shoal.cli", "bench", "run", url]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            silent.settimeout(60)
+            connection, _ = silent.accept()
+            assert connection.recv(4096).startswith(b"GET /v1/models")
+            process.send_signal(number)
+            _, err = process.communicate(timeout=20)
+        finally:
+            process.kill()
+            process.wait(20)
+        connection.close()
+    assert process.returncode == code
+    assert "interrupted" in err
+    assert "Traceback" not in err
 
 
 def generated(tiny: Running) -> int:

@@ -38,6 +38,8 @@ class Job:
     seed: int = 0
     salt: str = ""
     recorded: list[Recorded] = field(default_factory=list)
+    begun: bool = False
+    """A first load has been started."""
 
     def stopped(self) -> bool:
         return self.stop.is_set()
@@ -46,6 +48,7 @@ class Job:
         self, target: Target, load: Load, options: RunOptions, title: str, text: str = ""
     ) -> Measured:
         """Run a load and write it up."""
+        self.begun = True
         result = await Runner(target, options, self.stop, self.progress).run(load, title)
         self.recorded.append(Recorded(title, result.records))
         return self.judge(result, title, text)

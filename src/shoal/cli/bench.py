@@ -7,7 +7,7 @@ import contextlib
 import secrets
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,11 +27,11 @@ from shoal.cli.bench_options import (
     reproduction,
     workload_of,
 )
+from shoal.cli.bench_progress import progress_bar
 
 if TYPE_CHECKING:
     from shoal.bench.job import Job
     from shoal.bench.report.document import Report, Section
-    from shoal.bench.run import Progress
     from shoal.bench.target import Target
 
 Url = Annotated[str, typer.Argument(help="Base URL of an OpenAI-compatible server.")]
@@ -236,7 +236,7 @@ def _execute(
 
     objectives, machine = goal.objectives(), hardware(floor.hardware())
     received: list[signal.Signals] = []
-    with _progress() as progress:
+    with progress_bar() as progress:
 
         async def main() -> tuple[Report, object, Job]:
             # A run after another must not find its prompts in the server's cache, unless that is wanted.
@@ -244,12 +244,16 @@ def _execute(
             loop = asyncio.get_running_loop()
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                 for number in _STOP_SIGNALS:
-                    loop.add_signal_handler(number, _interrupt, job, number, received)
+                    loop.add_signal_handler(number, _interrupt, job, number, received, asyncio.current_task())
             done = await work(job)
             command = reproduction(["bench", *_typed()], seed)
             return job.report(done.title, command, done.targets, done.sections, done.partial), done.results, job
 
-        report, results, job = asyncio.run(main())
+        try:
+            report, results, job = asyncio.run(main())
+        except asyncio.CancelledError:
+            typer.echo("interrupted before the first request", err=True)
+            raise typer.Exit(128 + received[0] if received else INTERRUPTED) from None
     to_stdout = output.json_file is not None and str(output.json_file) == "-"
     if not to_stdout:
         from shoal.bench.report import show
@@ -261,9 +265,13 @@ def _execute(
         raise typer.Exit(128 + received[0] if received else INTERRUPTED)
 
 
-def _interrupt(job: Job, number: signal.Signals, received: list[signal.Signals]) -> None:
+def _interrupt(
+    job: Job, number: signal.Signals, received: list[signal.Signals], command: asyncio.Task[Any] | None
+) -> None:
     received.append(number)
     job.stop.set()
+    if not job.begun and command is not None:
+        command.cancel()  # it asks the server what it can do, and nothing has been measured yet
     for handled in _STOP_SIGNALS:
         asyncio.get_running_loop().remove_signal_handler(handled)
 
@@ -291,48 +299,3 @@ def _typed() -> list[str]:
     """The arguments after `bench`, as this process got them."""
     arguments = sys.argv[1:]
     return arguments[1:] if arguments[:1] == ["bench"] else arguments
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Progress]:
-    """A bar on a terminal's standard error; nothing elsewhere."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bars
-
-    from shoal.bench.run import Silent
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield Silent()
-        return
-    columns: tuple[Any, ...] = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    # Four redraws per second: the bar must not be what the load generator waits for.
-    with Bars(*columns, console=console, refresh_per_second=4, transient=True) as bars:
-        yield _Bar(bars)
-
-
-class _Bar:
-    """Shows the run in progress; failures are counted in its label."""
-
-    def __init__(self, bars: Any) -> None:
-        self._bars = bars
-        self._task: Any = None
-        self._label = ""
-        self._failed = 0
-
-    def begin(self, label: str, total: int | None) -> None:
-        if self._task is not None:
-            self._bars.remove_task(self._task)
-        self._label, self._failed = label[:60], 0
-        self._task = self._bars.add_task(self._label, total=total)
-
-    def advance(self, ok: bool) -> None:
-        self._failed += not ok
-        label = self._label + (f" ({self._failed} failed)" if self._failed else "")
-        self._bars.update(self._task, advance=1, description=label)
