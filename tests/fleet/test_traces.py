@@ -100,6 +100,6 @@ def test_tracing_is_off_by_default() -> None:
         config = parse_config({"pools": [{"name": "p", "model": "m"}]})
         service = FleetService(config, cores=1)
         gateway = Gateway(service.registry)
-        return FleetEquipment(tracing=config.tracing)(service, gateway) is gateway
+        return FleetEquipment()(service, gateway) is gateway
 
     assert asyncio.run(made())

@@ -109,14 +109,11 @@ def _serve(
     from shoal.engine.server.listening import bind, url_of
     from shoal.engine.server.state import ServerOptions
 
-    if config.tracing:
-        from shoal.observe.traces import set_up
-
-        set_up("shoal-gateway")
     sock = bind(ServerOptions(host=config.listen.host, port=config.listen.port))
     from shoal.fleet.service import FleetService, signals_steer
     from shoal.observe.fleet import FleetEquipment
 
+    equipment = FleetEquipment()
     url = url_of(sock)
     if config.listen.tls_certificate is not None:
         url = url.replace("http://", "https://", 1)
@@ -130,7 +127,7 @@ def _serve(
         console.print("[dim]Ctrl-C stops.[/dim]")
 
     async def main() -> None:
-        service = FleetService(config, cores=cores, equip=FleetEquipment(tracing=config.tracing), read_config=read)
+        service = FleetService(config, cores=cores, equip=equipment, read_config=read)
         count = sum(pool.count for pool in config.pools)
         with signals_steer(service), console.status(f"Starting {_count(count, 'replica')} …") as status:
 
@@ -142,7 +139,7 @@ def _serve(
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(main())
-    if config.tracing:
+    if equipment.traces:
         from shoal.observe.traces import shut_down
 
         shut_down()

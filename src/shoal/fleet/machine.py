@@ -24,6 +24,8 @@ def check_machine(config: FleetConfig) -> None:
             _check_model(pool, f"pools[{place}]")
     if config.shared is not None and importlib.util.find_spec("redis") is None:
         raise ConfigError("shared", config.shared.redis, "the package redis: pip install 'shoal[redis]'")
+    if config.tracing and importlib.util.find_spec("opentelemetry") is None:
+        raise ConfigError("tracing", True, "the packages of OpenTelemetry: pip install 'shoal[otel]'")
     if config.supervisor.log_dir is not None:
         _check_folder(Path(config.supervisor.log_dir), "supervisor.log_dir")
     if config.gateway.prompt_log is not None:

@@ -6,7 +6,6 @@ bind ─► listen ─► start replicas ─► ready ─► (reload, renew)* �
 import asyncio
 import contextlib
 import logging
-import secrets
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
@@ -16,15 +15,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shoal.engine.server.serving import serve_while
 from shoal.engine.server.work_threads import use_work_threads
-from shoal.fleet.config import ConfigError, FleetConfig
+from shoal.fleet.config import FleetConfig
 from shoal.fleet.gateway import Gateway
 from shoal.fleet.health import HealthMonitor
 from shoal.fleet.index import Followers
-from shoal.fleet.paths import log_directory
 from shoal.fleet.registry import Registry
 from shoal.fleet.sharing import Sharing
 from shoal.fleet.supervisor import Supervisor
 from shoal.policy.routing.kv import CombinedIndex, ExactIndex
+from shoal.specs.errors import SpecError
 
 log = logging.getLogger("shoal.fleet")
 
@@ -60,10 +59,7 @@ class FleetService:
         """`read_config` reads the configuration anew for `reload`."""
         self.config = config
         self.registry = Registry(config.breaker)
-        # Only the gateway may talk to the replicas: with keys at the door, the way around it is closed as well.
-        secret = secrets.token_urlsafe(32) if config.keys else None
-        log_dir = log_directory(config.supervisor.log_dir)
-        self.supervisor = Supervisor(self.registry, config, log_dir=log_dir, cores=cores, secret=secret)
+        self.supervisor = Supervisor(self.registry, config, cores=cores)
         self.gateway: Gateway | None = None
         self.reloads = 0
         self._equip: Equip = equip or (lambda service, gateway: gateway)
@@ -111,8 +107,8 @@ class FleetService:
         router = old.router if old is not None and same_router else None
         gateway = Gateway(self.registry, config.gateway_config(), router=router)
         gateway.start()
-        self._door.app = self._equip(self, gateway)
         self.gateway, self.config = gateway, config
+        self._door.app = self._equip(self, gateway)
         self._background(self.sharing.attach(gateway, config.shared))
         if old is not None:
             self._background(self._retire(old))
@@ -176,16 +172,15 @@ class FleetService:
             return
         try:
             config = await asyncio.to_thread(self._read_config)
-        except ConfigError as error:
+        except SpecError as error:
             log.error("the configuration stays as it is: %s", error)
             return
-        for name in ("listen", "tracing", "breaker"):
-            if getattr(config, name) != getattr(self.config, name):
-                log.warning("%s: a change needs a restart of the fleet", name)
-        if bool(config.keys) != bool(self.config.keys):
-            log.warning("keys: replicas learn whether there are any when they are started; renew or restart them")
+        if config.listen != self.config.listen:
+            log.warning("listen: a change needs a restart of the fleet")
         if config.health != self.config.health:
             self._watch_health(config)
+        if config.breaker != self.config.breaker:
+            self.registry.set_breaker(config.breaker)
         self._open(config)
         applied = await self.supervisor.apply(config)
         self.reloads += 1

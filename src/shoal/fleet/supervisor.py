@@ -11,11 +11,11 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from shoal.fleet.adapters import DIALECTS
 from shoal.fleet.config import FleetConfig, Pool, SupervisorConfig
 from shoal.fleet.context import FleetContext
+from shoal.fleet.paths import log_directory
 from shoal.fleet.registry import Registry
 from shoal.fleet.unit import Unit, UnitState
 
@@ -42,6 +42,11 @@ class Applied:
         return (("started", self.started), ("stopped", self.stopped), ("failed", self.failed))
 
 
+def _started_otherwise(old: FleetConfig, new: FleetConfig) -> bool:
+    """Whether what all replicas are told at their start has changed."""
+    return old.tracing != new.tracing or bool(old.keys) != bool(new.keys)
+
+
 class Supervisor:
     """Owns every replica of one fleet. Everything runs in the event loop that made it."""
 
@@ -50,15 +55,13 @@ class Supervisor:
         registry: Registry,
         config: FleetConfig,
         *,
-        log_dir: Path,
         cores: int,
-        secret: str | None = None,
     ) -> None:
         self._registry = registry
         self._config = config
-        self._log_dir = log_dir
         self._cores = cores
-        self._secret = secret
+        # Only the gateway may talk to the replicas: where clients need keys, the way around it is closed as well.
+        self._secret = secrets.token_urlsafe(32)
         # One for the fleet's whole life: replicas started later hand KV to those started before.
         self._kv_key = secrets.token_hex(32)
         self._units: dict[str, Unit] = {}
@@ -85,11 +88,11 @@ class Supervisor:
         return FleetContext(
             registry=self._registry,
             settings=config.supervisor,
-            log_dir=self._log_dir,
+            log_dir=log_directory(config.supervisor.log_dir),
             threads=max(1, self._cores // ranks),
             # The engine alone would take a quarter of what is free; together they take half.
             kv_share=0.5 / config.local_replicas if config.local_replicas > 1 else None,
-            secret=self._secret,
+            secret=self._secret if config.keys else None,
             kv_key=self._kv_key,
             tracing=config.tracing,
         )
@@ -127,6 +130,7 @@ class Supervisor:
         """Bring the replicas to a new configuration, without a dropped request. One change at a time."""
         async with self._changing:
             before = {pool.name: pool for pool in self._config.pools}
+            stale = _started_otherwise(self._config, config)
             self._config = config
             done = Applied()
             wanted = {pool.name: pool for pool in config.pools}
@@ -136,7 +140,7 @@ class Supervisor:
                 old = before.get(name)
                 if pool.urls and old is not None and old.urls:
                     await self._follow(pool, done)
-                elif old is not None and not old.same_replicas(pool):
+                elif old is not None and (stale or not old.same_replicas(pool)):
                     await self._renew(pool, self._of(pool), done)
                 await self._resize(pool, done)
             return done

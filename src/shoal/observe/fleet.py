@@ -13,7 +13,7 @@ from shoal.fleet.service import FleetService
 from shoal.fleet.unit import Unit, UnitState
 from shoal.observe.dashboard import HTML, page
 from shoal.observe.fleet_metrics import FleetMetrics, tpot_of
-from shoal.observe.traces import traced
+from shoal.observe.traces import set_up, traced
 from shoal.observe.view import DecisionView, FleetView, ReplicaView, Totals
 from shoal.observe.window import Ended, Window, hit_ratios, latency
 from shoal.policy.outcomes import Outcome
@@ -180,8 +180,9 @@ def _state(unit: Unit, replica: Replica | None, now: float) -> tuple[str, str]:
 class FleetEquipment:
     """What outlives a gateway: made once for a fleet, it equips each of its gateways."""
 
-    def __init__(self, *, tracing: bool = False) -> None:
-        self._tracing = tracing
+    def __init__(self) -> None:
+        self.traces = False
+        """Spans are exported, now or since before a reload: `shut_down` at the end."""
         self._observer: FleetObserver | None = None
         self._metrics: FleetMetrics | None = None
 
@@ -204,4 +205,9 @@ class FleetEquipment:
         gateway.pages.add("/", dashboard)
         gateway.pages.add("/api/fleet", numbers, scope="observe")
         gateway.pages.add("/metrics", prometheus, scope="observe")
-        return traced(gateway, gateway.observers) if self._tracing else gateway
+        if not service.config.tracing:
+            return gateway
+        if not self.traces:
+            set_up("shoal-gateway")
+            self.traces = True
+        return traced(gateway, gateway.observers)

@@ -60,6 +60,12 @@ class Breaker:
         """Seconds until it lets something through; 0 if it does now."""
         return max(0.0, self._opened_at + self._open_for - now) if self._open else 0.0
 
+    def configure(self, config: BreakerConfig) -> None:
+        """Go by other bounds from now on; a breaker that is open stays so for as long as it was to."""
+        self._config = config
+        if not self._open:
+            self._open_for = config.open_seconds
+
     def admit(self, now: float) -> int:
         """A leg starts; the number goes back to `record`, which so knows legs from before it opened."""
         if self._open:

@@ -48,6 +48,12 @@ class Registry:
         self.emptied(name)
         self.changed(name)
 
+    def set_breaker(self, config: BreakerConfig) -> None:
+        """Judge every replica by these bounds from now on; what was recorded stays."""
+        self._breaker = config
+        for replica in self._replicas.values():
+            replica.breaker.configure(config)
+
     def drain(self, name: str) -> None:
         """No new legs; those there go on."""
         self._replicas[name].state.draining = True
