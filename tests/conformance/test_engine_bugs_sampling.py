@@ -198,7 +198,7 @@ BAD = [
     ("top_k", 2**40),
     ("top_k", 1.5),
     ("top_k", True),
-    ("top_p", 0.0),
+    ("top_p", -0.1),
     ("top_p", 1.1),
     ("top_p", math.nan),
     ("min_p", -0.1),

@@ -12,7 +12,7 @@ from shoal.engine.sampling.defaults import SamplingDefaults
 from shoal.engine.sampling.errors import InvalidParameter
 from shoal.engine.sampling.guided import GuidedCompiler
 from shoal.engine.sampling.params import SamplingParams
-from shoal.engine.sampling.validate import resolve_seed, validate_params, validate_token_ids
+from shoal.engine.sampling.validate import resolve_bad_words, resolve_seed, validate_params, validate_token_ids
 from shoal.engine.text.reasoning import ReasoningMode
 from shoal.engine.text.tokenizer import Tokenizer
 from shoal.specs.model import ModelSpec
@@ -122,4 +122,5 @@ class Frontend:
         )
         if params.seed is None and self._seed is not None:
             params = msgspec.structs.replace(params, seed=self._seed + next(self._unseeded))
+        params = resolve_bad_words(params, lambda word: self.tokenizer.encode(word, add_special_tokens=False))
         return resolve_seed(params)

@@ -36,6 +36,8 @@ def admits(tokenizer, compiler):
         state = compiler(GuidedParams("json_schema", json.dumps(schema), strict))
         logits = np.zeros(tokenizer.vocab_size, np.float32)
         for token in tokenizer.encode(text, add_special_tokens=False):
+            if state.complete:
+                return False
             state.advance(token)
         return state.mask(logits) is None and (state.accepting or state.complete)
 

@@ -139,6 +139,8 @@ class ScriptEngine:
         """Whether a constraint admits `text` as a whole answer."""
         state = self.compiler(guided)
         for token in self.tokenizer.encode(text):
+            if state.complete:
+                return False
             state.advance(token)
         return state.mask(np.zeros(self.vocab_size, np.float32)) is None and state.accepting
 

@@ -32,7 +32,7 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"temperature": -1}, "temperature", "given -1"),
         ({"temperature": "hot"}, "temperature", "expected `float"),
         ({"temperature": 1e999}, "temperature", ""),
-        ({"top_p": 0}, "top_p", "> 0"),
+        ({"top_p": -0.1}, "top_p", ">= 0"),
         ({"top_p": 1.5}, "top_p", "<= 1"),
         ({"top_k": -2}, "top_k", ">= -1"),
         ({"n": 0}, "n", ">= 1"),

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.engine.sampling.bad_words import BadWords
 from shoal.engine.sampling.params import SamplingParams
 
 Floats = NDArray[np.float32]
@@ -60,6 +61,10 @@ class Adjustments:
                 np.fromiter(params.logit_bias, np.int64),
                 np.fromiter(params.logit_bias.values(), np.float32),
             )
+        self._allowed: Ids | None = None
+        if params.allowed_token_ids is not None:
+            self._allowed = np.array(sorted(set(params.allowed_token_ids)), np.int64)
+        self._bad_words = BadWords(params.bad_word_ids, output) if params.bad_word_ids else None
         self._presence = np.float32(params.presence_penalty)
         self._frequency = np.float32(params.frequency_penalty)
         self._repetition = np.float32(params.repetition_penalty)
@@ -75,7 +80,8 @@ class Adjustments:
     @property
     def changes_logits(self) -> bool:
         """Whether `apply` ever does anything; the stops held off by `min_tokens` are the caller's to mask."""
-        return self._bias is not None or self._counts is not None
+        parts = (self._bias, self._counts, self._allowed, self._bad_words)
+        return any(part is not None for part in parts)
 
     def holds_off_stops(self, output_length: int) -> bool:
         return output_length < self._min_tokens
@@ -84,9 +90,11 @@ class Adjustments:
         """A token was appended to the output."""
         if self._counts is not None:
             self._counts.count(token)
+        if self._bad_words is not None:
+            self._bad_words.observe(token)
 
     def apply(self, logits: Floats) -> None:
-        """Bias, then penalties, in place on one row.
+        """Bias, then penalties, then what is excluded (-inf), in place on one row.
 
         Repetition (over prompt and output): a positive logit is divided by the penalty, a negative one multiplied
         (CTRL, arXiv:1909.05858). Presence and frequency (over the output): l - presence·[c > 0] - frequency·c, as
@@ -94,9 +102,17 @@ class Adjustments:
         """
         if self._bias is not None:
             logits[self._bias[0]] += self._bias[1]
-        if self._counts is None:
-            return
-        ids, counts = self._counts.ids, self._counts.output_counts
+        if self._counts is not None:
+            self._penalize(logits, self._counts)
+        if self._allowed is not None:
+            kept = logits[self._allowed]
+            logits.fill(-np.inf)
+            logits[self._allowed] = kept
+        if self._bad_words is not None:
+            logits[self._bad_words.banned()] = -np.inf
+
+    def _penalize(self, logits: Floats, counted: TokenCounts) -> None:
+        ids, counts = counted.ids, counted.output_counts
         values = logits[ids]
         if self._repetition != 1:
             values = np.where(values > 0, values / self._repetition, values * self._repetition)

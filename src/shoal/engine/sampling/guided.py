@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.engine.sampling.errors import InvalidParameter
+from shoal.engine.sampling.gbnf import lark_of
 from shoal.engine.sampling.json_schema import SchemaError, prepare, show_path
 from shoal.engine.sampling.params import GuidedParams
 
@@ -162,7 +163,7 @@ def grammar_of(guided: GuidedParams) -> str:
             case "choice":
                 return str(matcher.grammar_from_lark(_lark_of_choices(json.loads(guided.value))))
             case "grammar":
-                return str(matcher.grammar_from_lark(guided.value))
+                return str(matcher.grammar_from_lark(lark_of(guided.value)))
     except SchemaError as error:
         field = f"guided.json_schema{show_path(error.path)}"
         raise InvalidParameter(field, error.value, error.reason) from error
@@ -182,7 +183,7 @@ def _refused(guided: GuidedParams, reason: str) -> InvalidParameter:
         "json_object": "no value",
         "regex": "a regular expression",
         "choice": "a JSON list of one or more non-empty strings",
-        "grammar": "a Lark grammar",
+        "grammar": "a grammar in Lark's or llama.cpp's notation",
     }[guided.kind]
     return InvalidParameter(f"guided.{guided.kind}", guided.value, f"{accepted} ({_trimmed(reason)})")
 

@@ -111,7 +111,8 @@ class Sampler:
         seed and `InvalidParameter` for a grammar that does not compile. A grammar that does not admit `output`
         shows as the `error` of the next sample.
         """
-        greedy = params.temperature < GREEDY_BELOW
+        # A nucleus of no mass is the most likely token alone, one of them where several tie (lmms-eval#1265).
+        greedy = params.temperature < GREEDY_BELOW or params.top_p == 0
         if params.seed is None and not greedy:
             raise ValueError("sampling parameters reach the sampler without a seed: call resolve_seed at the edge")
         guided = None
@@ -244,7 +245,7 @@ class Sampler:
             best = int(logits.argmax())
             peak = float(logits[best])
             if not np.isfinite(peak):
-                raise _Dead("no token is left to choose: bias, min_tokens and the grammar exclude them all")
+                raise _Dead(_NONE_LEFT)
             if sequence.greedy:
                 return best
         weights = weights_of(logits, peak, params.temperature, self._weights)
@@ -258,6 +259,9 @@ class Sampler:
         return token in params.stop_token_ids or (token in self._eos and not params.ignore_eos)
 
 
+_NONE_LEFT = (
+    "no token is left to choose: bias, bad_words, allowed_token_ids, min_tokens and the grammar exclude them all"
+)
 _NON_FINITE = "the model produced a non-finite logit (NaN or infinity)"
 
 

@@ -7,11 +7,12 @@ import math
 from collections.abc import Sequence
 from typing import Any, Protocol, get_args
 
+from shoal.engine.sampling.bad_words import resolve_bad_words
 from shoal.engine.sampling.errors import InvalidParameter
 from shoal.engine.sampling.params import GuidedKind, GuidedParams, SamplingParams
 from shoal.engine.sampling.random import resolve_seed
 
-__all__ = ["InvalidParameter", "resolve_seed", "validate_params"]
+__all__ = ["InvalidParameter", "resolve_bad_words", "resolve_seed", "validate_params"]
 
 MAX_TEMPERATURE = 100.0
 """Beyond it every distribution is uniform to float32."""
@@ -24,6 +25,7 @@ MAX_STOP_IDS = 1024
 MAX_LOGPROBS = 20
 """As OpenAI's API allows."""
 MAX_BIASED_TOKENS = 1024
+MAX_BAD_WORDS = 1024
 _INT64 = 1 << 63
 
 
@@ -48,7 +50,7 @@ def validate_params(
     """
     _number("temperature", params.temperature, 0, MAX_TEMPERATURE)
     _integer("top_k", params.top_k, -1, vocab_size, "-1 or 0 (all tokens), or ")
-    _number("top_p", params.top_p, 0, 1, open_low=True)
+    _number("top_p", params.top_p, 0, 1)
     _number("min_p", params.min_p, 0, 1)
     _number("presence_penalty", params.presence_penalty, -2, 2)
     _number("frequency_penalty", params.frequency_penalty, -2, 2)
@@ -70,6 +72,7 @@ def validate_params(
     _lengths(params, max_model_len, prompt_length)
     _stops(params, vocab_size)
     _logit_bias(params.logit_bias, vocab_size)
+    _allowed(params, vocab_size)
     _guided(params.guided, guided)
 
 
@@ -110,6 +113,20 @@ def _logit_bias(bias: Any, vocab_size: int) -> None:
         _number(f"logit_bias[{token}]", value, -100, 100)
 
 
+def _allowed(params: SamplingParams, vocab_size: int) -> None:
+    ids = params.allowed_token_ids
+    if ids is not None:
+        if not isinstance(ids, tuple) or not ids or len(ids) > vocab_size:
+            raise InvalidParameter("allowed_token_ids", ids, f"a list of 1 to {vocab_size} token ids")
+        validate_token_ids("allowed_token_ids", ids, vocab_size)
+    words = params.bad_words
+    if not isinstance(words, tuple) or len(words) > MAX_BAD_WORDS:
+        raise InvalidParameter("bad_words", words, f"a list of at most {MAX_BAD_WORDS} strings")
+    for word in words:
+        if not isinstance(word, str) or not 1 <= len(word) <= MAX_STOP_CHARS:
+            raise InvalidParameter("bad_words", word, f"strings of 1 to {MAX_STOP_CHARS} characters")
+
+
 def _guided(constraint: Any, validator: GuidedValidator | None) -> None:
     if constraint is None:
         return
@@ -132,11 +149,10 @@ def _integer(field: str, value: Any, low: int, high: int, before: str = "", afte
         raise InvalidParameter(field, value, f"{before}an integer from {shown_low} to {high}{after}")
 
 
-def _number(field: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
+def _number(field: str, value: Any, low: float, high: float) -> None:
     ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not ok or not low <= value <= high or (open_low and value == low):
-        bound = f"greater than {low:g} and at most" if open_low else f"from {low:g} to"
-        raise InvalidParameter(field, value, f"a number {bound} {high:g}")
+    if not ok or not low <= value <= high:
+        raise InvalidParameter(field, value, f"a number from {low:g} to {high:g}")
 
 
 def validate_token_ids(field: str, ids: Sequence[Any], vocab_size: int) -> None:

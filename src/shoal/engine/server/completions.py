@@ -11,7 +11,6 @@ from starlette.types import ASGIApp
 
 from shoal.engine.handoff.params import KvTransferParams
 from shoal.engine.outputs import RequestOutput
-from shoal.engine.request import EngineRequest
 from shoal.engine.server.answers import (
     Completion,
     CompletionChoice,
@@ -20,20 +19,18 @@ from shoal.engine.server.answers import (
     PromptLogprobs,
     Usage,
 )
+from shoal.engine.server.completion_jobs import CompletionJob, is_one, prepare_jobs
 from shoal.engine.server.connection import off_loop_if
 from shoal.engine.server.errors import ApiError, bad_value
-from shoal.engine.server.generation import merged, prepare, run
-from shoal.engine.server.logprobs import completion_logprobs, prompt_logprobs
-from shoal.engine.server.parameters import guided_params, sampling_params
-from shoal.engine.server.prompts import encode_prompt
+from shoal.engine.server.generation import merged, run
+from shoal.engine.server.logprobs import completion_logprobs, naming, prompt_logprobs
+from shoal.engine.server.parameters import guided_params
 from shoal.engine.server.protocol import CompletionRequest
 from shoal.engine.server.state import Engine
 from shoal.engine.server.streaming import DONE, EventStream, StreamUsage, UsageMode, event, json_answer
+from shoal.engine.server.text_offsets import TextOffsets
 from shoal.policy.batching.plan import TokenLogprobs
 
-_DEFAULT_MAX_TOKENS = 16
-"""OpenAI's default of this endpoint."""
-_MAX_PROMPTS = 1024
 _OFF_LOOP_SIZE = 4096
 """Prompts above this many characters or ids are prepared in a thread, so that other streams flow on."""
 _OFF_LOOP_TOKENS = 256
@@ -44,8 +41,8 @@ async def respond(engine: Engine, body: CompletionRequest, request_id: str) -> A
     """The answer, or its stream. Every check is done before this returns."""
     _check(body)
     heavy = _size(body.prompt) > _OFF_LOOP_SIZE or guided_params(body) is not None
-    requests = await off_loop_if(heavy, lambda: _prepare_all(engine, body, request_id))
-    answer = _Answer(engine, body, requests, request_id)
+    jobs = await off_loop_if(heavy, lambda: prepare_jobs(engine, body, request_id))
+    answer = _Answer(engine, body, jobs, request_id)
     if body.stream:
         return EventStream(answer.stream())
     return json_answer(await answer.whole())
@@ -59,27 +56,6 @@ def _size(prompt: "str | list[str | int | list[int]]") -> int:
     return len(prompt) + sum(inner)
 
 
-def _is_one(prompt: "str | list[str | int | list[int]]") -> bool:
-    return isinstance(prompt, str) or isinstance(prompt[0], int) or len(prompt) == 1
-
-
-def prompts_of(body: CompletionRequest) -> list[str | list[int]]:
-    """The prompts one by one; `ApiError` 400 for a list of mixed kinds."""
-    prompt = body.prompt
-    if isinstance(prompt, str):
-        return [prompt]
-    kinds = {type(item) for item in prompt}
-    if len(kinds) > 1:
-        raise bad_value(
-            "prompt", sorted(kind.__name__ for kind in kinds), "a list holds strings, or ids, or lists of ids"
-        )
-    if kinds == {int}:
-        return [[item for item in prompt if isinstance(item, int)]]
-    if len(prompt) > _MAX_PROMPTS:
-        raise bad_value("prompt", f"{len(prompt)} prompts", f"expected at most {_MAX_PROMPTS}")
-    return [item for item in prompt if not isinstance(item, int)]
-
-
 def _check(body: CompletionRequest) -> None:
     if body.suffix:
         raise ApiError(
@@ -89,44 +65,15 @@ def _check(body: CompletionRequest) -> None:
         raise bad_value("best_of", body.best_of, f"candidates are not ranked, so it must equal n ({body.n or 1})")
     if body.stream_options is not None and not body.stream:
         raise bad_value("stream_options", "object", "it needs stream=true")
-    if body.resume_token_ids and (body.echo or not _is_one(body.prompt)):
+    if body.resume_token_ids and (body.echo or not is_one(body.prompt)):
         raise bad_value(
             "resume_token_ids", f"{len(body.resume_token_ids)} tokens", "it goes with one prompt and without echo"
         )
     asked = body.kv_transfer_params
-    if asked is not None and asked.do_remote_decode and not _is_one(body.prompt):
+    if asked is not None and asked.do_remote_decode and not is_one(body.prompt):
         raise bad_value("kv_transfer_params", "do_remote_decode", "it goes with one prompt")
     if body.max_tokens == 0 and not body.echo:
         raise bad_value("max_tokens", 0, "expected at least 1, or 0 together with echo=true")
-
-
-def _prepare_all(engine: Engine, body: CompletionRequest, request_id: str) -> list[EngineRequest]:
-    prompts = prompts_of(body)
-    echoed = body.logprobs if body.echo and body.logprobs is not None else None
-    wanted = [k for k in (body.prompt_logprobs, echoed) if k is not None]
-    params = sampling_params(
-        body,
-        # Log-probabilities of an echoed prompt come from a pass over it, which always samples once.
-        max_tokens=_DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1),
-        logprobs=body.logprobs,
-        prompt_logprobs=max(wanted) if wanted else None,
-        guided=guided_params(body),
-        defaults=engine.sampling_defaults,
-    )
-    special = body.add_special_tokens is not False
-    requests = []
-    for place, prompt in enumerate(prompts):
-        name = request_id if len(prompts) == 1 else f"{request_id}-{place}"
-        text = isinstance(prompt, str)
-        tokens = (
-            encode_prompt(
-                engine.tokenizer, prompt, add_special_tokens=special, field="prompt", limit=engine.max_model_len
-            )
-            if isinstance(prompt, str)
-            else prompt
-        )
-        requests.append(prepare(engine, body, tokens, params, name, text_prompt=text))
-    return requests
 
 
 class _Part:
@@ -163,21 +110,23 @@ class _Answer:
     """One request to the endpoint: `n` choices for each of its prompts, numbered prompt by prompt."""
 
     def __init__(
-        self, engine: Engine, body: CompletionRequest, requests: Sequence[EngineRequest], request_id: str
+        self, engine: Engine, body: CompletionRequest, jobs: Sequence[CompletionJob], request_id: str
     ) -> None:
         self._engine = engine
         self._body = body
-        self._requests = requests
+        self._jobs = jobs
         self._n = body.n or 1
         self._id = f"cmpl-{request_id}"
         self._created = int(time.time())
         self._generated = body.max_tokens != 0
-        self._usage = StreamUsage(len(requests), sum(len(request.output) for request in requests))
+        self._usage = StreamUsage(len(jobs), sum(len(job.request.output) for job in jobs))
+        self._offsets = [self._new_offsets(job) for job in jobs for _ in range(self._n)]
 
     async def _outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        streams = [run(self._engine, request) for request in self._requests]
+        streams = [run(self._engine, job.request) for job in self._jobs]
         async with contextlib.aclosing(merged(streams)) as outputs:
-            async for place, output in outputs:
+            async for place, engine_output in outputs:
+                output = self._jobs[place].of_prompt(engine_output)
                 self._usage.add(place, output, generated=self._generated)
                 yield place * self._n + output.index, output
 
@@ -185,14 +134,14 @@ class _Answer:
         return Completion(self._id, self._created, self._body.model, choices, usage=usage)
 
     async def whole(self) -> Completion:
-        parts = [_Part() for _ in range(len(self._requests) * self._n)]
+        parts = [_Part() for _ in range(len(self._jobs) * self._n)]
         async with contextlib.aclosing(self._outputs()) as outputs:
             async for index, output in outputs:
                 parts[index].add(output, generated=self._generated)
         heavy = sum(part.tokens_shown for part in parts) > _OFF_LOOP_TOKENS
         choices = await off_loop_if(
             heavy,
-            lambda: [self._choice(index, part, opening=True, offset=0) for index, part in enumerate(parts)],
+            lambda: [self._choice(index, part, opening=True) for index, part in enumerate(parts)],
         )
         return msgspec.structs.replace(
             self._completion(choices, self._usage.total()), kv_transfer_params=parts[0].kv_transfer or UNSET
@@ -201,50 +150,55 @@ class _Answer:
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The events. A choice's first one holds the echoed prompt."""
         mode = UsageMode.of(self._body.stream_options)
-        offsets: dict[int, int] = {}
+        opened: set[int] = set()
         async with contextlib.aclosing(self._outputs()) as outputs:
             async for index, output in outputs:
                 part = _Part()
                 part.add(output, generated=self._generated)
-                make = partial(
-                    self._choice, index, part, opening=index not in offsets, offset=offsets.get(index, 0)
-                )
+                make = partial(self._choice, index, part, opening=index not in opened)
                 choice = await off_loop_if(part.tokens_shown > _OFF_LOOP_TOKENS, make)
                 if not choice.text and choice.finish_reason is None and not part.tokens:
                     continue
-                shown = choice.logprobs
-                offsets[index] = shown.text_offset[-1] + len(shown.tokens[-1]) if shown and shown.tokens else 0
+                opened.add(index)
                 yield event(self._completion([choice], mode.within(self._usage)))
         if mode.counted:
             yield event(self._completion([], self._usage.total()))
         yield DONE
 
-    def _choice(self, index: int, part: _Part, *, opening: bool, offset: int) -> CompletionChoice:
-        body, prompt = self._body, self._requests[index // self._n].prompt
-        echoed = ""
-        if body.echo and opening:
-            echoed = self._engine.tokenizer.decode(
-                prompt, skip_special_tokens=body.skip_special_tokens is not False
-            )
+    def _new_offsets(self, job: CompletionJob) -> TextOffsets:
+        skipped = self._body.skip_special_tokens is not False
+        return TextOffsets(self._engine.tokenizer, skip_special_tokens=skipped, continues=job.request.text_prompt)
+
+    def _choice(self, index: int, part: _Part, *, opening: bool) -> CompletionChoice:
+        body, job = self._body, self._jobs[index // self._n]
+        echoed = self._echo(job) if body.echo and opening else None
         return CompletionChoice(
             index=index,
-            text=echoed + part.text,
+            text=(echoed or "") + part.text,
             finish_reason=part.finish,
-            logprobs=self._logprobs(prompt if body.echo and opening else (), part, offset),
+            logprobs=self._logprobs(index, part, echoed),
             stop_reason=part.stop_reason,
             prompt_logprobs=self._prompt_logprobs(part) if opening else UNSET,
             token_ids=part.tokens if body.return_token_ids else UNSET,
-            prompt_token_ids=list(prompt) if body.return_token_ids and opening else UNSET,
+            prompt_token_ids=list(job.prompt) if body.return_token_ids and opening else UNSET,
         )
 
-    def _logprobs(self, echoed: Sequence[int], part: _Part, offset: int) -> CompletionLogprobs | None:
+    def _echo(self, job: CompletionJob) -> str:
+        """The prompt's text: just as the client wrote it, special tokens included."""
+        if job.text is not None:
+            return job.text
+        return self._engine.tokenizer.decode(job.prompt, skip_special_tokens=self._body.skip_special_tokens is True)
+
+    def _logprobs(self, index: int, part: _Part, echoed: str | None) -> CompletionLogprobs | None:
         top = self._body.logprobs
         if top is None:
             return None
-        entries: list[TokenLogprobs | None] = [None, *part.prompt] if echoed else []
-        return completion_logprobs(
-            self._engine.tokenizer, [*echoed, *part.tokens], [*entries, *part.logprobs], top, offset
-        )
+        prompt = () if echoed is None else self._jobs[index // self._n].prompt
+        entries: list[TokenLogprobs | None] = [None, *part.prompt] if prompt else []
+        offsets = self._offsets[index]
+        places = [*offsets.of_echo(prompt, echoed or ""), *offsets.of_output(part.tokens)]
+        name = naming(self._body, self._engine.tokenizer)
+        return completion_logprobs(name, [*prompt, *part.tokens], [*entries, *part.logprobs], top, places)
 
     def _prompt_logprobs(self, part: _Part) -> PromptLogprobs | UnsetType:
         if self._body.prompt_logprobs is None:

@@ -19,8 +19,9 @@ from shoal.engine.server.answers import ChatFinish, ChatLogprobs, Delta
 from shoal.engine.server.connection import off_loop_if
 from shoal.engine.server.errors import ApiError, bad_value
 from shoal.engine.server.generation import prepare, run
-from shoal.engine.server.logprobs import chat_logprobs
+from shoal.engine.server.logprobs import chat_logprobs, naming
 from shoal.engine.server.parameters import guided_params, sampling_params
+from shoal.engine.server.prompts import truncated
 from shoal.engine.server.protocol import ChatRequest, Tool
 from shoal.engine.server.readers import Reader
 from shoal.engine.server.rendering import render_chat
@@ -92,8 +93,8 @@ class Conversation:
 
     def logprobs(self, entries: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
         """Log-probabilities in the API's shape; None where the request asked for none."""
-        top = self.request.params.logprobs
-        return None if top is None else chat_logprobs(self.engine.tokenizer, entries, top)
+        top, tokenizer = self.request.params.logprobs, self.engine.tokenizer
+        return None if top is None else chat_logprobs(tokenizer, entries, top, naming(self.body, tokenizer))
 
 
 async def prepare_conversation(
@@ -134,7 +135,9 @@ def _prepare(
         defaults=engine.sampling_defaults,
         guided=constraint,
     )
-    prompt = render_chat(engine.tokenizer, body, tools, limit=engine.max_model_len)
+    cut = body.truncate_prompt_tokens
+    rendered = render_chat(engine.tokenizer, body, tools, limit=engine.max_model_len if cut is None else None)
+    prompt = truncated(rendered, cut, engine.max_model_len - max(params.max_tokens or 1, params.min_tokens))
     form = answer_format(engine, body, prompt, guided=constraint is not None)
     if form.keeps_special_tokens:
         params = msgspec.structs.replace(params, skip_special_tokens=False)

@@ -74,7 +74,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
@@ -89,6 +89,14 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[TokenId] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
+    """No other token can be chosen, the end of the sequence included."""
+    bad_words: list[Annotated[str, Meta(min_length=1)]] | None = None
+    """Words that the output never has."""
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    """Only the last so many tokens of the prompt are used; -1: as many as fit beside `max_tokens`."""
+    return_tokens_as_token_ids: bool | None = None
+    """Log-probabilities name tokens `token_id:17`, since texts of tokens are ambiguous."""
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
@@ -99,6 +107,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    grammar: str | None = None
+    """llama.cpp's name of `guided_grammar`."""
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     """Prefixes are reused only among requests with the same salt."""
     priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None

@@ -1,6 +1,6 @@
 """Log-probabilities in the shapes of the two APIs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from shoal.engine.server.answers import (
     ChatLogprobs,
@@ -10,6 +10,7 @@ from shoal.engine.server.answers import (
     TokenLogprob,
     TopLogprob,
 )
+from shoal.engine.server.fields import GenerationRequest
 from shoal.engine.text.tokenizer import Tokenizer
 from shoal.policy.batching.plan import TokenLogprobs
 
@@ -21,53 +22,56 @@ def finite(value: float) -> float:
     return value if value > _FLOOR else _FLOOR
 
 
-def chat_logprobs(tokenizer: Tokenizer, entries: Iterable[TokenLogprobs], top: int) -> ChatLogprobs:
-    """One entry a generated token, each with its `top` most likely alternatives."""
-    return ChatLogprobs([_chat_entry(tokenizer, entry, top) for entry in entries])
+Naming = Callable[[int], str]
+"""From a token id to what `token` (or `tokens`) says of it."""
 
 
-def _chat_entry(tokenizer: Tokenizer, entry: TokenLogprobs, top: int) -> TokenLogprob:
-    raw = [tokenizer.token_bytes(token) for token in entry.token_ids[: top + 1]]
+def naming(body: GenerationRequest, tokenizer: Tokenizer) -> Naming:
+    """Return how the request wants tokens named: by their text, or `token_id:17`."""
+    return "token_id:{}".format if body.return_tokens_as_token_ids else tokenizer.token_text
+
+
+def chat_logprobs(tokenizer: Tokenizer, entries: Iterable[TokenLogprobs], top: int, name: Naming) -> ChatLogprobs:
+    """Return one entry per generated token, each with its `top` most likely alternatives."""
+    return ChatLogprobs([_chat_entry(tokenizer, entry, top, name) for entry in entries])
+
+
+def _chat_entry(tokenizer: Tokenizer, entry: TokenLogprobs, top: int, name: Naming) -> TokenLogprob:
     shown = [
-        TopLogprob(_text(piece), finite(logprob), list(piece))
-        for piece, logprob in zip(raw, entry.logprobs, strict=False)
+        TopLogprob(name(token), finite(logprob), list(tokenizer.token_bytes(token)))
+        for token, logprob in zip(entry.token_ids[: top + 1], entry.logprobs, strict=False)
     ]
     first = shown[0]
     return TokenLogprob(first.token, first.logprob, first.bytes, shown[1:])
 
 
 def completion_logprobs(
-    tokenizer: Tokenizer,
+    name: Naming,
     tokens: Sequence[int],
     entries: Sequence[TokenLogprobs | None],
     top: int,
-    offset: int,
+    offsets: list[int],
 ) -> CompletionLogprobs:
-    """The legacy shape. An entry that is None (the first prompt token) has a null probability.
+    """Return the legacy shape. An entry that is None (the first prompt token) has a null probability.
 
-    `offset` is where the first token begins in the answer's text, in characters.
+    `offsets` are where the tokens begin in the answer's text, in characters.
     """
-    texts = [_text(tokenizer.token_bytes(token)) for token in tokens]
-    offsets = []
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
     return CompletionLogprobs(
-        tokens=texts,
+        tokens=[name(token) for token in tokens],
         token_logprobs=[None if entry is None else finite(entry.logprobs[0]) for entry in entries],
-        top_logprobs=[_legacy_top(tokenizer, entry, top) for entry in entries] if top else None,
+        top_logprobs=[_legacy_top(name, entry, top) for entry in entries] if top else None,
         text_offset=offsets,
     )
 
 
-def _legacy_top(tokenizer: Tokenizer, entry: TokenLogprobs | None, top: int) -> dict[str, float] | None:
+def _legacy_top(name: Naming, entry: TokenLogprobs | None, top: int) -> dict[str, float] | None:
     if entry is None:
         return None
     best: dict[str, float] = {}
     # The most likely come first after the chosen one; two tokens may show the same text, the likelier is kept.
     for token, logprob in [*zip(entry.token_ids, entry.logprobs, strict=True)][1 : top + 1]:
-        best.setdefault(_text(tokenizer.token_bytes(token)), finite(logprob))
-    best.setdefault(_text(tokenizer.token_bytes(entry.token_ids[0])), finite(entry.logprobs[0]))
+        best.setdefault(name(token), finite(logprob))
+    best.setdefault(name(entry.token_ids[0]), finite(entry.logprobs[0]))
     return best
 
 

@@ -55,6 +55,8 @@ def sampling_params(
         "logit_bias": _logit_bias(body.logit_bias),
         "stop": _stop(body.stop),
         "stop_token_ids": tuple(body.stop_token_ids or ()),
+        "allowed_token_ids": body.allowed_token_ids,
+        "bad_words": tuple(body.bad_words or ()),
         "seed": body.seed,
     }
     for name in _PASSED_ON:
@@ -122,6 +124,7 @@ def _constraints(body: GenerationRequest) -> list[tuple[str, GuidedParams | None
         ("guided_regex", _text("regex", body.guided_regex)),
         ("guided_choice", _choice("guided_choice", body.guided_choice)),
         ("guided_grammar", _text("grammar", body.guided_grammar)),
+        ("grammar", _text("grammar", body.grammar)),
     ]
     if structured is not None:
         found += [

@@ -1,5 +1,7 @@
 """From a prompt's text to its token ids; what can't fit is refused before it is tokenized."""
 
+from collections.abc import Sequence
+
 from shoal.engine.server.errors import ApiError
 from shoal.engine.text.tokenizer import Tokenizer
 
@@ -25,6 +27,14 @@ def encode_prompt(
             code="context_length_exceeded",
         )
     return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+def truncated(prompt: Sequence[int], wanted: int | None, room: int) -> Sequence[int]:
+    """Return the last `wanted` tokens of a prompt; -1: as many as `room` (at least one); None: all of them."""
+    if wanted is None:
+        return prompt
+    kept = max(room, 1) if wanted == -1 else wanted
+    return prompt[len(prompt) - kept :] if kept < len(prompt) else prompt
 
 
 def check_tokenized_bytes(text: str, field: str) -> None:

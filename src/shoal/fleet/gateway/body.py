@@ -70,6 +70,10 @@ class Ask(msgspec.Struct, kw_only=True):
     guided_regex: Raw = Raw()
     guided_choice: Raw = Raw()
     guided_grammar: Raw = Raw()
+    grammar: Raw = Raw()
+    bad_words: Raw = Raw()
+    allowed_token_ids: Raw = Raw()
+    truncate_prompt_tokens: Raw = Raw()
     return_token_ids: bool | None = None
     user: Raw = Raw()
     prompt_cache_key: Raw = Raw()
@@ -125,7 +129,10 @@ class Parsed:
     @property
     def guided(self) -> bool:
         ask = self.ask
-        fields = (ask.structured_outputs, ask.guided_json, ask.guided_regex, ask.guided_choice, ask.guided_grammar)
+        fields = (
+            *(ask.structured_outputs, ask.guided_json, ask.guided_regex, ask.guided_choice),
+            *(ask.guided_grammar, ask.grammar),
+        )
         shaped = given(ask.response_format) and b'"text"' not in bytes(ask.response_format)
         return shaped or any(given(field) for field in fields)
 

@@ -67,7 +67,9 @@ def mode_for(parsed: Parsed, handle: ReplicaHandle) -> Mode | None:
     if handle.resumes:
         return "resume"
     penalties = ask.presence_penalty or ask.frequency_penalty or (ask.repetition_penalty or 1) != 1
-    if not greedy or penalties or given(ask.stop) or ask.min_tokens:
+    # What depends on where the output begins.
+    placed = any(map(given, (ask.stop, ask.bad_words, ask.allowed_token_ids, ask.truncate_prompt_tokens)))
+    if not greedy or penalties or placed or ask.min_tokens:
         return None
     return "replay"
 
