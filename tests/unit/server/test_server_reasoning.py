@@ -163,6 +163,18 @@ def test_reasoning_tokens_are_counted(reasoning: Any) -> None:
     assert ask(served)["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
 
 
+def test_reasoning_tokens_of_channels_are_counted(reasoning: Any) -> None:
+    marks = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>")
+    answer = (
+        "<|channel|>analysis<|message|>abc<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+        "<|start|>assistant<|channel|>analysis<|message|>de<|end|><|start|>assistant<|channel|>final<|message|>Yes."
+    )
+    served = reasoning("harmony", answer, *marks)
+    found = ask(served)
+    assert found["usage"]["completion_tokens_details"] == {"reasoning_tokens": 5}
+    assert found["choices"][0]["message"]["content"] == "I look.Yes."
+
+
 def test_special_marks_are_not_skipped(reasoning: Any) -> None:
     served = reasoning("magistral", "[THINK]a[/THINK]Yes.", "[THINK]", "[/THINK]", special=True)
     ask(served)

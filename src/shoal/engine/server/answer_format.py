@@ -9,7 +9,7 @@ one named       the guided JSON of the function's arguments
 A guided answer is what the guide says, whatever marks its strings hold. Any other may begin with reasoning.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shoal.engine.server.protocol import ChatRequest, NamedToolChoice
@@ -26,6 +26,8 @@ from shoal.engine.server.state import Engine
 from shoal.engine.server.tool_choice import active_tools
 from shoal.engine.text.reasoning import (
     THINK,
+    ChannelCounter,
+    MarkCounter,
     ReasoningCounter,
     ReasoningMarks,
     ReasoningSplitter,
@@ -57,8 +59,8 @@ class AnswerFormat:
     show: ReasoningShow
     inside: bool
     """The prompt has opened the reasoning."""
-    mark_tokens: tuple[int, int] | None
-    """The marks' token ids, where each is one token."""
+    counter: Callable[[], ReasoningCounter] | None
+    """Makes a counter of one choice's reasoning tokens; None where they can't be counted."""
     keeps_special_tokens: bool
     """Marks are special tokens: skipped, nobody could find them."""
 
@@ -78,10 +80,6 @@ class AnswerFormat:
             return PlainReader()
         parser = tool_parser(self.notation, self.schemas)
         return FamilyReader(parser, at_most_one=self.at_most_one, show=self.show)
-
-    def counter(self) -> ReasoningCounter | None:
-        """A counter of one choice's reasoning tokens; None where they can't be counted."""
-        return None if self.mark_tokens is None else ReasoningCounter(*self.mark_tokens, inside=self.inside)
 
 
 def answer_format(engine: Engine, body: ChatRequest, prompt: Sequence[int], *, guided: bool) -> AnswerFormat:
@@ -103,6 +101,7 @@ def answer_format(engine: Engine, body: ChatRequest, prompt: Sequence[int], *, g
     if body.include_reasoning is False and show == "apart":
         show = "drop"
     ids = None if marks is None else _mark_tokens(tokenizer, marks)
+    inside = marks is not None and _inside(tokenizer, body, prompt, marks)
     special = ids is not None and not tokenizer.special_token_ids.isdisjoint(ids)
     return AnswerFormat(
         named=body.tool_choice.function.name if isinstance(body.tool_choice, NamedToolChoice) else None,
@@ -112,8 +111,8 @@ def answer_format(engine: Engine, body: ChatRequest, prompt: Sequence[int], *, g
         at_most_one=body.parallel_tool_calls is False,
         marks=marks,
         show=show,
-        inside=marks is not None and _inside(tokenizer, body, prompt, marks),
-        mark_tokens=ids,
+        inside=inside,
+        counter=_channel_counter(tokenizer) if notation == "harmony" else _mark_counter(ids, inside=inside),
         keeps_special_tokens=special or (notation is not None and needs_special_tokens(notation)),
     )
 
@@ -122,6 +121,18 @@ def _mark_tokens(tokenizer: Tokenizer, marks: ReasoningMarks) -> tuple[int, int]
     # Gemma's opening mark is a token and a word.
     opener, closer = tokenizer.token_id(marks.opener.removesuffix("thought\n")), tokenizer.token_id(marks.closer)
     return None if opener is None or closer is None else (opener, closer)
+
+
+def _mark_counter(ids: tuple[int, int] | None, *, inside: bool) -> Callable[[], ReasoningCounter] | None:
+    return None if ids is None else lambda: MarkCounter(*ids, inside=inside)
+
+
+def _channel_counter(tokenizer: Tokenizer) -> Callable[[], ReasoningCounter] | None:
+    message, *ends = (tokenizer.token_id(f"<|{mark}|>") for mark in ("message", "channel", "start", "end", "call"))
+    if message is None:
+        return None
+    known = frozenset(token for token in ends if token is not None)
+    return lambda: ChannelCounter(message, known, tokenizer.decode)
 
 
 def _inside(tokenizer: Tokenizer, body: ChatRequest, prompt: Sequence[int], marks: ReasoningMarks) -> bool:

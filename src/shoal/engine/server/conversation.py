@@ -59,7 +59,7 @@ class Conversation:
         """The request's token limit was lowered to what the context has left."""
         self.usage = StreamUsage(1, len(request.output))
         self._readers = [form.reader() for _ in range(self.choices)]
-        self._counters = [form.counter() for _ in range(self.choices)]
+        self._counters = [form.counter() for _ in range(self.choices)] if form.counter is not None else []
         if request.output:
             self._resume(request)
 
@@ -72,11 +72,9 @@ class Conversation:
             self._count(index, request.output)
 
     def _count(self, index: int, token_ids: Sequence[int]) -> None:
-        counter = self._counters[index]
-        if counter is not None:
-            before = counter.tokens
-            counter.add(token_ids)
-            self.usage.reasoning_tokens = (self.usage.reasoning_tokens or 0) + counter.tokens - before
+        if self._counters:
+            self._counters[index].add(token_ids)
+            self.usage.reasoning_tokens = sum(counter.tokens for counter in self._counters)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Closing it aborts the request; a failure of the engine is an `ApiError`."""

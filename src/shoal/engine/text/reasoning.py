@@ -12,7 +12,7 @@ the end of the prompt: then the answer begins inside it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from shoal.engine.text.cursor import Reading, TextCursor, any_of
 from shoal.engine.text.tool_events import Reasoning
@@ -126,8 +126,17 @@ class ReasoningSplitter:
         self._pieces.append(Reasoning(text))
 
 
-class ReasoningCounter:
-    """Counts the tokens between the marks of one answer, where each mark is one token."""
+class ReasoningCounter(Protocol):
+    """Counts the reasoning tokens of one answer."""
+
+    tokens: int
+
+    def add(self, ids: Sequence[int]) -> None:
+        """Take more of the answer's tokens."""
+
+
+class MarkCounter:
+    """Counts the tokens between two marks, each of which is one token."""
 
     def __init__(self, opener: int, closer: int, *, inside: bool) -> None:
         self._opener, self._closer = opener, closer
@@ -145,3 +154,26 @@ class ReasoningCounter:
                 self._inside = True
             elif self._inside:
                 self.tokens += 1
+
+
+class ChannelCounter:
+    """Counts the tokens of gpt-oss's analysis messages, whose headers are read with `decode`."""
+
+    def __init__(self, message: int, ends: frozenset[int], decode: Callable[[Sequence[int]], str]) -> None:
+        """`message` is the token between header and body; `ends` end a body."""
+        self._message, self._ends, self._decode = message, ends, decode
+        self._header: list[int] = []
+        self._in_body = False
+        self._counts = False
+        self.tokens = 0
+
+    def add(self, ids: Sequence[int]) -> None:
+        for token in ids:
+            if token in self._ends:
+                self._in_body, self._header = False, []
+            elif self._in_body:
+                self.tokens += self._counts
+            elif token == self._message:
+                self._in_body, self._counts = True, self._decode(self._header).lstrip().startswith("analysis")
+            else:
+                self._header.append(token)
