@@ -244,20 +244,26 @@ def _run(engine: EngineOptions, server: ServerOptions, console: Console, demo_pr
 
 def show_ready(console: Console, replica: Replica, url: str, server: ServerOptions, block_size: int) -> None:
     """Say where the endpoint is, what it holds, and how to ask it something."""
-    engine = replica.engine
-    assert engine is not None
-    blocks, size = engine.stats().kv_total_blocks, block_size
     key = ' -H "Authorization: Bearer $SHOAL_API_KEY"' if server.api_key else ""
+    model = replica.state.model_name
     console.print(f"[bold green]Ready[/bold green]      {url}/v1")
     console.print(f"  dashboard  {url}/")
-    console.print(f"  model      {replica.state.model_name}, context {engine.max_model_len:,} tokens")
-    console.print(f"  KV         {blocks * size:,} tokens ({blocks:,} blocks of {size})")
+    console.print(f"  model      {model}, context {replica.state.max_model_len or 0:,} tokens")
+    if replica.engine is not None:
+        blocks = replica.engine.stats().kv_total_blocks
+        console.print(f"  KV         {blocks * block_size:,} tokens ({blocks:,} blocks of {block_size})")
     console.print(f"  metrics    {url}/metrics   API {url}/openapi.json")
+    path, ask = "chat/completions", f'"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]'
+    if replica.pooling is not None:
+        pair = f'"model": "{model}", "query": "a fish", "documents": ["a shoal", "a car"]'
+        path, ask = (
+            ("rerank", pair)
+            if replica.pooling.spec.scores
+            else ("embeddings", f'"model": "{model}", "input": "Hello!"')
+        )
     console.print("  try        ", end="")
     console.print(
-        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} "
-        f'-d \'{{"model": "{replica.state.model_name}", '
-        '"messages": [{"role": "user", "content": "Hello!"}]}\'',
+        f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{{{ask}}}'",
         soft_wrap=True,
         markup=False,
     )

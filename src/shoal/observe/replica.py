@@ -73,7 +73,8 @@ class ReplicaDashboard:
             recent, outcomes = self._window.recent(now), dict(self._outcomes)
             span = self._window.span(now, self._started)
         state = replica.state
-        stats = replica.engine.stats() if replica.engine is not None else None
+        engine = replica.engine or replica.pooling
+        stats = engine.stats() if engine is not None else None
         problem = state.not_ready
         word = (
             "ready"

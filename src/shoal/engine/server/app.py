@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from shoal.engine.server import chat, completions, text
+from shoal.engine.server import chat, completions, pooling, text
 from shoal.engine.server.bodies import read_json
 from shoal.engine.server.connection import while_connected
 from shoal.engine.server.context import ApiKey, RequestContext, log_access, request_id_of
@@ -22,6 +22,7 @@ from shoal.engine.server.errors import JSON_TYPE, ApiError, error_response
 from shoal.engine.server.messages import endpoint as messages
 from shoal.engine.server.messages.request import CountTokensRequest, MessagesRequest
 from shoal.engine.server.openapi import document
+from shoal.engine.server.pooling_protocol import EmbeddingRequest, RerankRequest, ScoreRequest
 from shoal.engine.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from shoal.engine.server.responses import endpoint as responses
 from shoal.engine.server.responses.answers import DeletedResponse
@@ -104,6 +105,23 @@ class Routes:
         self._state.check_model(body.model)
         return json_response(await asyncio.to_thread(messages.count_tokens, self._state.engine(), body))
 
+    async def embeddings(self, request: Request) -> ASGIApp:
+        body = await self._body(request, EmbeddingRequest)
+        self._state.check_model(body.model)
+        return await while_connected(request.receive, pooling.embed(self._state.pooling(), body))
+
+    async def score(self, request: Request) -> ASGIApp:
+        body = await self._body(request, ScoreRequest)
+        self._state.check_model(body.model)
+        answer = pooling.score(self._state.pooling(), body, request_id_of(request.scope))
+        return await while_connected(request.receive, answer)
+
+    async def rerank(self, request: Request) -> ASGIApp:
+        body = await self._body(request, RerankRequest)
+        self._state.check_model(body.model)
+        answer = pooling.rerank(self._state.pooling(), body, request_id_of(request.scope))
+        return await while_connected(request.receive, answer)
+
     async def tokenize(self, request: Request) -> ASGIApp:
         body = await self._body(request, TokenizeRequest)
         self._state.check_model(body.model)
@@ -125,7 +143,7 @@ class Routes:
         return json_response(self._card(name))
 
     def _card(self, name: str) -> ModelCard:
-        limit = self._state.engine().max_model_len if self._state.not_ready is None else None
+        limit = self._state.max_model_len
         parent = self._state.model_name if name in self._state.adapters else None
         return ModelCard(id=name, created=self._state.created, max_model_len=limit, parent=parent)
 
@@ -177,6 +195,9 @@ def build_app(state: ServerState, pages: Sequence[BaseRoute] = ()) -> Starlette:
         Route("/v1/messages/count_tokens", routes.count_tokens, methods=["POST"]),
         Route("/v1/models", routes.models, methods=["GET"]),
         Route("/v1/models/{model:path}", routes.model, methods=["GET"]),
+        Route("/v1/embeddings", routes.embeddings, methods=["POST"]),
+        *(Route(path, routes.score, methods=["POST"]) for path in ("/v1/score", "/score")),
+        *(Route(path, routes.rerank, methods=["POST"]) for path in ("/v1/rerank", "/v2/rerank", "/rerank")),
         Route("/tokenize", routes.tokenize, methods=["POST"]),
         Route("/detokenize", routes.detokenize, methods=["POST"]),
         Route("/health", routes.health, methods=["GET"]),

@@ -19,6 +19,7 @@ from shoal.engine.async_engine import AsyncEngine
 from shoal.engine.core import Observer
 from shoal.engine.options import EngineOptions
 from shoal.engine.outputs import RequestTimings, StepStats
+from shoal.engine.pooling.engine import PoolingEngine, open_pooling
 from shoal.engine.server.app import build_app
 from shoal.engine.server.serving import LAST_WORDS_SECONDS, serve_while
 from shoal.engine.server.state import ServerOptions, ServerState
@@ -64,6 +65,8 @@ class Replica:
             options, model_name, created=int(time.time()), adapters=[lora.name for lora in engine_options.loras]
         )
         self.engine: AsyncEngine | None = None
+        self.pooling: PoolingEngine | None = None
+        """In place of `engine`, of a model that gives vectors or scores."""
         self._observer: Observer = Observers((self.state.metrics, *observers)) if observers else self.state.metrics
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -90,16 +93,13 @@ class Replica:
     async def _live(self, on_ready: Callable[["Replica"], Awaitable[None]] | None) -> None:
         stopped = asyncio.ensure_future(self._stop.wait())
         try:
-            loading = asyncio.ensure_future(
-                AsyncEngine.start(self._engine_options, observer=self._observer, kv_key=self._options.kv_key)
-            )
+            loading = asyncio.ensure_future(self._load())
             await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if not loading.done():
                 loading.cancel()
                 return
-            self.engine = loading.result()
+            loading.result()
             spare_the_collector()
-            self.state.attach(self.engine)
             log.info("ready: %s", self.state.model_name)
             greeting = asyncio.ensure_future(on_ready(self)) if on_ready is not None else None
             await stopped
@@ -109,20 +109,31 @@ class Replica:
         finally:
             stopped.cancel()
 
+    async def _load(self) -> None:
+        self.pooling = await asyncio.to_thread(open_pooling, self._engine_options)
+        if self.pooling is not None:
+            self.state.attach_pooling(self.pooling)
+            return
+        self.engine = await AsyncEngine.start(
+            self._engine_options, observer=self._observer, kv_key=self._options.kv_key
+        )
+        self.state.attach(self.engine)
+
     async def _close(self) -> None:
         """Let requests in flight end within the deadline, end the rest with a retryable error, free everything."""
         self.state.draining = True
-        if self.engine is None:
+        engine = self.engine or self.pooling
+        if engine is None:
             return
-        draining = asyncio.ensure_future(self.engine.drain(self._options.drain_seconds))
+        draining = asyncio.ensure_future(engine.drain(self._options.drain_seconds))
         hurry = asyncio.ensure_future(self._hurry.wait())
         await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
         for task in (draining, hurry):
             task.cancel()
         await asyncio.gather(draining, hurry, return_exceptions=True)
         self.state.cancel_requests()
-        await self.engine.drain(LAST_WORDS_SECONDS)
-        await self.engine.close()
+        await engine.drain(LAST_WORDS_SECONDS)
+        await engine.close()
 
 
 @contextlib.contextmanager

@@ -9,6 +9,14 @@ from shoal.engine.server.answers import ChatCompletion, Completion
 from shoal.engine.server.errors import ErrorResponse, MessagesErrorResponse
 from shoal.engine.server.messages.answers import MessageObject, TokensCounted
 from shoal.engine.server.messages.request import CountTokensRequest, MessagesRequest
+from shoal.engine.server.pooling_protocol import (
+    EmbeddingList,
+    EmbeddingRequest,
+    RerankList,
+    RerankRequest,
+    ScoreList,
+    ScoreRequest,
+)
 from shoal.engine.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from shoal.engine.server.responses.answers import DeletedResponse, ResponseObject
 from shoal.engine.server.responses.request import ResponsesRequest
@@ -54,10 +62,13 @@ def fleet_document() -> Json:
 def document() -> Json:
     """The document as plain JSON values."""
     types = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
-    others = (ResponsesRequest, MessagesRequest, CountTokensRequest)
+    others = (ResponsesRequest, MessagesRequest, CountTokensRequest, EmbeddingRequest, ScoreRequest, RerankRequest)
     answers = (ChatCompletion, Completion, Tokenized, Detokenized, ErrorResponse)
     further = (ResponseObject, DeletedResponse, MessageObject, TokensCounted, MessagesErrorResponse)
-    _, components = msgspec.json.schema_components([*types, *others, *answers, *further], ref_template=_REF)
+    vectors = (EmbeddingList, ScoreList, RerankList)
+    _, components = msgspec.json.schema_components(
+        [*types, *others, *answers, *further, *vectors], ref_template=_REF
+    )
     return {
         "openapi": "3.1.0",
         "info": {"title": "Shoal: one replica, OpenAI-compatible", "version": __version__},
@@ -70,6 +81,9 @@ def document() -> Json:
             "/v1/messages/count_tokens": _messages("Count input", CountTokensRequest, TokensCounted, streams=False),
             "/v1/models": _get("The served model"),
             "/v1/models/{model}": _get("The served model, by name", path_parameter="model"),
+            "/v1/embeddings": _post("Texts to vectors", EmbeddingRequest, EmbeddingList),
+            "/v1/score": _post("Score pairs of texts", ScoreRequest, ScoreList),
+            "/v1/rerank": _post("Order documents by relevance", RerankRequest, RerankList),
             "/tokenize": _post("Text or conversation to token ids", TokenizeRequest, Tokenized),
             "/detokenize": _post("Token ids to text", DetokenizeRequest, Detokenized),
             "/health": _get("The process lives", key=False),

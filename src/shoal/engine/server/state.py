@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -17,6 +17,9 @@ from shoal.engine.server.responses.store import ResponseStore
 from shoal.engine.text.reasoning import ReasoningMode
 from shoal.engine.text.tokenizer import Tokenizer
 from shoal.specs.model import ModelSpec
+
+if TYPE_CHECKING:
+    from shoal.engine.pooling.engine import PoolingEngine
 
 
 class Engine(Protocol):
@@ -101,10 +104,16 @@ class ServerState:
         self.live: set[asyncio.Task[Any]] = set()
         """Requests being answered."""
         self._engine: Engine | None = None
+        self._pooling: PoolingEngine | None = None
 
     def attach(self, engine: Engine) -> None:
         """The model is loaded: from now on requests are served."""
         self._engine = engine
+        self.metrics.watch(engine.stats)
+
+    def attach_pooling(self, engine: "PoolingEngine") -> None:
+        """As `attach`, of a model that gives vectors or scores."""
+        self._pooling = engine
         self.metrics.watch(engine.stats)
 
     def cancel_requests(self) -> None:
@@ -117,19 +126,45 @@ class ServerState:
         """Why requests can't be served now; None: they can."""
         if self.draining:
             return "the server is shutting down"
-        if self._engine is None:
+        engine = self._engine or self._pooling
+        if engine is None:
             return "the model is still loading"
-        if not self._engine.healthy:
+        if not engine.healthy:
             return "the engine has stopped"
         return None
 
-    def engine(self) -> Engine:
-        """The engine, or `ApiError` 503 that says why there is none."""
+    def _check_ready(self) -> None:
         if (reason := self.not_ready) is not None:
-            code = "shutting_down" if self.draining else "loading" if self._engine is None else "engine_dead"
-            raise unavailable(reason, code)
-        assert self._engine is not None
+            loading = self._engine is None and self._pooling is None
+            raise unavailable(reason, "shutting_down" if self.draining else "loading" if loading else "engine_dead")
+
+    def engine(self) -> Engine:
+        """The engine, or `ApiError`: 503 that says why there is none, 400 for a model that doesn't generate."""
+        self._check_ready()
+        if self._engine is None:
+            raise self._unsupported(
+                "gives vectors or scores and generates no text; use /v1/embeddings or /v1/score"
+            )
         return self._engine
+
+    def pooling(self) -> "PoolingEngine":
+        """As `engine`, of a model that gives vectors or scores."""
+        self._check_ready()
+        if self._pooling is None:
+            raise self._unsupported(
+                "generates text and gives no vectors or scores: its files don't declare how states are pooled "
+                "(sentence-transformers' modules.json, or a ...ForSequenceClassification architecture)"
+            )
+        return self._pooling
+
+    def _unsupported(self, why: str) -> ApiError:
+        return ApiError(400, f"model {self.model_name!r} {why}", param="model", code="unsupported_model")
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Longest sequence in tokens; None: not known yet."""
+        engine = self._engine or self._pooling
+        return engine.max_model_len if engine is not None and self.not_ready is None else None
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.model_name and name not in self.adapters:

@@ -12,6 +12,8 @@ from shoal.specs.gguf_header import SHARD
 COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "LICENSE*", "NOTICE*", "USE_POLICY*")
 # Second copies of the weights in a vendor's own format, and files that are no language model.
 EXCLUDED_WEIGHTS = ("consolidated*", "adapter_*", "mmproj*", "*imatrix*")
+_MODULE = re.compile(r"\d+_\w+/config\.json")
+"""Of sentence-transformers: how states are pooled (`1_Pooling/config.json`)."""
 QUANTIZATION = re.compile(r"[.-]((?:I?Q\d\w*)|BF16|F16|F32|MXFP4\w*)(?=\.gguf$)", re.IGNORECASE)
 
 
@@ -25,11 +27,13 @@ class Selection:
 
 def select_files(reference: str, names: Iterable[str], quantization: str | None = None) -> Selection:
     """Choose among the top-level file names of a model. Raises SourceError where the choice is not clear."""
-    top = sorted(n for n in names if "/" not in n)
+    every = tuple(names)
+    top = sorted(n for n in every if "/" not in n)
     safetensors = weight_files(top)
     ggufs = gguf_files(top)
     if quantization is None and safetensors and "config.json" in top:
         companions = [n for n in top if any(fnmatch(n, pattern) for pattern in COMPANIONS)]
+        companions += sorted(n for n in every if _MODULE.fullmatch(n))
         return Selection(".", tuple(companions + safetensors))
     if ggufs:
         return _select_gguf(reference, ggufs, quantization)
