@@ -37,7 +37,7 @@ async def main() -> None:
         streamed = Runner.run_streamed(plain, "Say hello.")
         assert [event async for event in streamed.stream_events()]
         # The first turn must call; the library sets the choice back to auto for the second.
-        forced = ModelSettings(temperature=0, max_tokens=100, tool_choice="required")
+        forced = ModelSettings(temperature=0, max_tokens=300, tool_choice="required")
         before = len(stored)
         await Runner.run(
             Agent(name="store", model=dialect, model_settings=forced, tools=[store]), QUESTION, max_turns=8

@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import UNSET
 
-from shoal.engine.server.answers import Delta, ToolCallDelta
+from shoal.engine.server.answers import Delta, ToolCallDelta, Usage
 from shoal.engine.server.conversation import Piece
 from shoal.policy.batching.plan import TokenLogprobs
 
@@ -61,7 +61,8 @@ class BlockReader:
     def __init__(self) -> None:
         self.blocks: list[Block] = []
         self.reasoning_tokens = 0
-        """Generated tokens up to the last one of each reasoning block; its closing mark is not among them."""
+        """Generated tokens up to the last one of each reasoning block; its closing mark is not among them.
+        `reasoning_of` knows better where marks are tokens."""
         self._open: Block | None = None
         self._events: list[BlockEvent] = []
         self._blank = ""
@@ -71,6 +72,11 @@ class BlockReader:
     @property
     def called(self) -> bool:
         return any(block.kind == "call" for block in self.blocks)
+
+    def reasoning_of(self, usage: Usage) -> int:
+        """Return the tokens of `usage` that were reasoning: counted by the model's marks where they are tokens."""
+        exact = usage.completion_tokens_details
+        return self.reasoning_tokens if exact is UNSET else exact.reasoning_tokens
 
     def feed(self, piece: Piece) -> list[BlockEvent]:
         """The events of one more piece; the last piece closes the last block."""

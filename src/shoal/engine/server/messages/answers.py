@@ -26,11 +26,16 @@ class ToolUseOut(msgspec.Struct, frozen=True, tag_field="type", tag="tool_use"):
 BlockOut = TextOut | ThinkingOut | ToolUseOut
 
 
+class ThinkingTokens(msgspec.Struct, frozen=True):
+    thinking_tokens: int
+
+
 class MessagesUsage(msgspec.Struct, frozen=True):
     input_tokens: int
     """Prompt tokens that were computed: those of the cache are not among them."""
     cache_read_input_tokens: int
     output_tokens: int
+    output_tokens_details: ThinkingTokens
     cache_creation_input_tokens: int = 0
 
 

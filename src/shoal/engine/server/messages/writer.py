@@ -27,6 +27,7 @@ from shoal.engine.server.messages.answers import (
     TextOut,
     ThinkingDelta,
     ThinkingOut,
+    ThinkingTokens,
     ToolUseOut,
 )
 
@@ -89,7 +90,8 @@ class MessageWriter:
     def _usage(self) -> MessagesUsage:
         usage = self._conversation.usage.total()
         cached = usage.prompt_tokens_details.cached_tokens
-        return MessagesUsage(usage.prompt_tokens - cached, cached, usage.completion_tokens)
+        thinking = ThinkingTokens(self._reader.reasoning_of(usage))
+        return MessagesUsage(usage.prompt_tokens - cached, cached, usage.completion_tokens, thinking)
 
 
 def _empty(block: Block) -> BlockOut:

@@ -220,7 +220,7 @@ def _usage(usage: Usage, reader: BlockReader) -> ResponseUsage:
         usage.prompt_tokens,
         InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
         usage.completion_tokens,
-        OutputTokensDetails(min(reader.reasoning_tokens, usage.completion_tokens)),
+        OutputTokensDetails(reader.reasoning_of(usage)),
         usage.total_tokens,
     )
 
