@@ -130,7 +130,7 @@ def _queue(summary: Summary) -> list[str]:
     if run.short:
         return ["the run is too short to tell whether the server keeps up: it needs more requests at this rate"]
     return [
-        f"requests were completed at {run.sustained:.3g}/s and arrived at {run.arrived:.3g}/s: the queue grew, and "
+        f"requests were completed at {run.completed:.3g}/s and arrived at {run.arrived:.3g}/s: the queue grew, and "
         "a longer run has longer latencies"
     ]
 

@@ -109,10 +109,13 @@ def made_up(shape: Shape, sessions: int, seed: int, name: str = "") -> Load:
     return Load(tuple(made), f"input {shape.input}, output {shape.output} tokens{several}{shared}")
 
 
-def at_times(load: Load, process: str, rate: float, seed: int, cv: float = 1.0) -> Load:
-    """The same sessions, arriving by a process of `rate` sessions per second."""
+def at_times(load: Load, process: str, rate: float, seed: int, cv: float = 1.0, name: str = "") -> Load:
+    """Return the same sessions, arriving by a process of `rate` sessions per second.
+
+    `name` gives loads of one seed and rate different times: a rate that is repeated is not the same sample twice.
+    """
     # A stream of its own: the same requests at another rate differ in nothing but their times.
-    times = arrival_times(process, rate, len(load.sessions), np.random.default_rng([seed, 1]), cv)
+    times = arrival_times(process, rate, len(load.sessions), np.random.default_rng([seed, 1, *name.encode()]), cv)
     how = "all at once" if process == "burst" else f"{process} arrivals at {rate:g}/s"
     how += f" (cv {cv:g})" if process == "gamma" else ""
     return replace(

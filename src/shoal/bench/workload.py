@@ -81,7 +81,7 @@ def workload(options: WorkloadOptions, rate: float | None = None, name: str = ""
 
     Args:
         rate: instead of the options' own.
-        name: keeps the prompts of several runs of one seed apart.
+        name: keeps the prompts and arrival times of several runs of one seed apart.
     """
     rate = options.rate if rate is None else rate
     open_loop = options.open_loop or rate is not None
@@ -103,7 +103,7 @@ def workload(options: WorkloadOptions, rate: float | None = None, name: str = ""
         return trace_load(options.trace, cut, options.speed, rate), run
     load = made_up(options.shape(), count, options.seed, name)
     if open_loop:
-        load = at_times(load, options.arrival, rate or math.inf, options.seed, options.cv)
+        load = at_times(load, options.arrival, rate or math.inf, options.seed, options.cv, name)
     return load, run
 
 

@@ -47,7 +47,7 @@ def _verdict(p: Point) -> str:
         return ("met" if p.meets else "missed") + (", close" if p.close else "")
     if p.summary.backlog.short:
         return "missed: too short a run"
-    return f"missed: completed {number(p.summary.backlog.sustained)}/s"
+    return f"missed: completed {number(p.summary.backlog.completed)}/s"
 
 
 def comparison_section(found: Comparison) -> Section:

@@ -228,6 +228,8 @@ def test_options_that_contradict_are_refused() -> None:
         WorkloadOptions(duration=-1.0)
     load, run = workload(WorkloadOptions(rate=10.0, duration=3.0, warmup=5))
     assert (len(load.sessions), run.warmup, run.concurrency) == (35, 5, None)
+    again = [workload(WorkloadOptions(rate=10.0), name=name)[0].sessions[-2].at for name in ("a", "a", "b")]
+    assert again[0] == again[1] != again[2]
     load, run = workload(WorkloadOptions(concurrency=4, requests=10))
     assert (run.requests, run.warmup, run.concurrency) == (10, 4, 4)
     assert load.requests >= 14
