@@ -52,7 +52,15 @@ def serve(
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, show_default="8000", help="0: any free port.")
     ] = None,
-    served_name: Annotated[str | None, typer.Option(help="Model name that clients use.")] = None,
+    served_name: Annotated[
+        list[str] | None, typer.Option(help="Model name that clients use; several times for several names.")
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None, typer.Option(help="Web page's origin that may call from a browser; several times, or *.")
+    ] = None,
+    chat_template: Annotated[
+        str | None, typer.Option(help="File with a Jinja chat template, in place of the model's own.")
+    ] = None,
     api_key: Annotated[
         str | None,
         typer.Option(
@@ -121,7 +129,7 @@ def serve(
 ) -> None:
     """Serve a model behind an OpenAI-compatible HTTP endpoint."""
     console = Console(highlight=False)
-    from shoal.engine.options import EngineOptions, default_name
+    from shoal.engine.options import EngineOptions, served_names
 
     _set_up_logging(access_log, fleet=config is not None or (replicas or 1) > 1)
     if config is not None:
@@ -131,9 +139,11 @@ def serve(
         return
     if "router" in given_options(context) and (replicas or 1) == 1 and not check:
         raise SpecError("--router", router, "nothing for a single replica; --replicas or --config makes a fleet")
+    names = served_names(model, served_name or ())
     engine = EngineOptions(
         model=model,
-        served_name=served_name or default_name(model),
+        served_name=names[0],
+        chat_template=chat_template,
         dtype=_dtype(dtype),
         quantize=quantize,  # type: ignore[arg-type]  # checked by validate
         reasoning=reasoning,  # type: ignore[arg-type]  # checked by validate
@@ -179,6 +189,8 @@ def serve(
         drain_seconds=drain_seconds,
         heartbeat_seconds=heartbeat_seconds,
         access_log=access_log,
+        aliases=names[1:],
+        cors_origins=tuple(cors_origin or ()),
     )
     if (replicas or 1) > 1 or check:
         from shoal.cli.serve_fleet import serve_copies

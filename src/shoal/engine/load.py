@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from shoal.engine.core import EngineCore, KvEventSink, Observer
-from shoal.engine.errors import EngineError
+from shoal.engine.errors import EngineError, InvalidOption
 from shoal.engine.executor import Executor, InProcessExecutor
 from shoal.engine.frontend import Frontend
 from shoal.engine.kv.blocks import KvBlocks
@@ -20,6 +20,7 @@ from shoal.engine.ranks.rank import join
 from shoal.engine.ranks.rendezvous import LaunchEnv
 from shoal.engine.sampling.guided import GuidedCompiler
 from shoal.engine.sources import resolve_model
+from shoal.engine.text.errors import ChatTemplateError
 from shoal.engine.text.tokenizer import load_tokenizer
 from shoal.policy.batching import LaneScheduler, Scheduler, SchedulerConfig
 from shoal.policy.experts import ExpertBalancer, initial_placement
@@ -43,7 +44,11 @@ def load_engine(options: EngineOptions, observer: Observer | None = None) -> tup
     cache_dir = Path(options.cache_dir) if options.cache_dir else None
     found = resolve_model(options.model, cache_dir, offline=options.offline or None)
     spec = load_model_spec(found.path)
-    tokenizer = load_tokenizer(found.path)
+    template = Path(options.chat_template) if options.chat_template is not None else None
+    try:
+        tokenizer = load_tokenizer(found.path, chat_template=template)
+    except ChatTemplateError as error:
+        raise InvalidOption("chat_template", options.chat_template, f"a Jinja template ({error})") from None
     guided = GuidedCompiler(tokenizer.json, spec.vocab, tuple(tokenizer.eos_token_ids))
     executor: Executor
     blocks: KvBlocks | None = None

@@ -1,6 +1,8 @@
 """What one replica is told at start-up. Free of torch, so the command line can check it cheaply."""
 
 import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -16,6 +18,7 @@ SCHEMES = ("int8", "int4")
 COLLECTIVES = ("auto", "shm", "gloo", "nccl")
 REASONING = ("auto", "none")
 MAX_RANKS = 4096
+_HUB_ID = re.compile(r"([\w.-]+/[\w.-]+)(?:[:@].*)?")
 _SHARD = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 _TRANSFER = re.compile(r"^tcp://[^/\s:]+:(\d{1,5})$")
 _NAME = re.compile(r"^[^\s=]{1,256}$")
@@ -67,6 +70,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefill_chunk: int | None = None
     """Rows of one sequence in one step at most; default: the whole budget."""
     prefix_caching: bool = True
+    chat_template: str | None = None
+    """File with a Jinja template, in place of the model's own."""
     generation_config: Literal["auto", "none"] = "auto"
     """`auto`: temperature, top_k, top_p, min_p, repetition_penalty and max_new_tokens that the model recommends
     apply where a request is silent. `none`: they don't."""
@@ -206,6 +211,16 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 def _at_least(field: str, value: int | None, least: int) -> None:
     if value is not None and value < least:
         raise InvalidOption(field, value, f"an integer >= {least}")
+
+
+def served_names(model: str, given: Sequence[str] = ()) -> tuple[str, ...]:
+    """All names that clients may use, the model's own name in answers first. `org/name` is served as `name` too."""
+    names = list(given) or [default_name(model)]
+    hub = _HUB_ID.fullmatch(model)
+    if not given and hub is not None and not Path(model).exists():
+        names.append(hub[1])
+    names += [name.rsplit("/", 1)[1] for name in names if _HUB_ID.fullmatch(name)]
+    return tuple(dict.fromkeys(names))
 
 
 def default_name(model: str) -> str:

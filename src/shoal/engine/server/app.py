@@ -9,6 +9,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -133,9 +134,7 @@ class Routes:
         return json_response(await asyncio.to_thread(text.detokenize, self._state.engine(), body))
 
     async def models(self, request: Request) -> ASGIApp:
-        return json_response(
-            ModelList([self._card(name) for name in (self._state.model_name, *self._state.adapters)])
-        )
+        return json_response(ModelList([self._card(name) for name in (*self._state.names, *self._state.adapters)]))
 
     async def model(self, request: Request) -> ASGIApp:
         name = request.path_params["model"]
@@ -179,6 +178,12 @@ async def _api_error(request: Request, error: Exception) -> Response:
     return error_response(error, request.scope)
 
 
+def _cors(origins: Sequence[str]) -> list[Middleware]:
+    if not origins:
+        return []
+    return [Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])]
+
+
 def build_app(state: ServerState, pages: Sequence[BaseRoute] = ()) -> Starlette:
     """The ASGI application; `state.attach(engine)` may come later, until then it answers 503.
 
@@ -217,7 +222,8 @@ def build_app(state: ServerState, pages: Sequence[BaseRoute] = ()) -> Starlette:
     )
     app = Starlette(
         routes=[*table, *pages],
-        middleware=[context],
+        # Outermost, since a browser's preflight request has no key.
+        middleware=[*_cors(state.options.cors_origins), context],
         exception_handlers={HTTPException: _http_error, ApiError: _api_error},
     )
     app.router.redirect_slashes = False

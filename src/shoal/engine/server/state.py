@@ -84,6 +84,10 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_seconds: float = 10.0
     """A stream that is silent for so long gets a comment, so that no proxy takes it for dead; 0: never."""
     access_log: bool = False
+    aliases: tuple[str, ...] = ()
+    """Further names that clients may use for the model."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins of web pages that may call the API from a browser; `*`: all."""
 
     def __repr__(self) -> str:
         return f"ServerOptions(host={self.host!r}, port={self.port}, api_key={'set' if self.api_key else 'none'})"
@@ -95,6 +99,8 @@ class ServerState:
     def __init__(self, options: ServerOptions, model_name: str, created: int, adapters: Sequence[str] = ()) -> None:
         self.options = options
         self.model_name = model_name
+        self.names = tuple(dict.fromkeys((model_name, *options.aliases)))
+        """All of the model itself."""
         self.adapters = tuple(adapters)
         """Further names, each the model with a LoRA adapter."""
         self.created = created
@@ -167,8 +173,8 @@ class ServerState:
         return engine.max_model_len if engine is not None and self.not_ready is None else None
 
     def check_model(self, name: str | None) -> None:
-        if name is not None and name != self.model_name and name not in self.adapters:
-            served = ", ".join(repr(n) for n in (self.model_name, *self.adapters))
+        if name is not None and name not in self.names and name not in self.adapters:
+            served = ", ".join(repr(n) for n in (*self.names, *self.adapters))
             raise ApiError(
                 404,
                 f"model {name[:200]!r} is not served here; this server has {served}",

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
@@ -56,6 +57,21 @@ def _compile(source: str) -> jinja2.Template:
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment.from_string(source)
+
+
+def read_template(path: Path) -> str:
+    """The chat template in a file. Raises `ChatTemplateError` where it can't be read or does not parse."""
+    try:
+        source = path.read_text(encoding="utf-8")
+        _compile(source)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ChatTemplateError(f"the chat template {path} can't be read: {reason}") from None
+    except jinja2.TemplateSyntaxError as error:
+        raise ChatTemplateError(
+            f"the chat template {path} does not parse, line {error.lineno}: {error.message}"
+        ) from None
+    return source
 
 
 def render_chat(

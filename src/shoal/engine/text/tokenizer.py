@@ -5,10 +5,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import tokenizers
 
 from shoal.engine.text.bounds import LengthBound, length_bound
-from shoal.engine.text.chat import Message, render_chat, render_continued
+from shoal.engine.text.chat import Message, read_template, render_chat, render_continued
 from shoal.engine.text.convert import ConvertedTokenizer, TokenizerMeta, converted
 from shoal.engine.text.errors import ChatTemplateError, TokenizerError
 from shoal.engine.text.pieces import TokenPieces
@@ -174,10 +175,16 @@ class Tokenizer:
         return self.encode(text, add_special_tokens=False)
 
 
-def load_tokenizer(path: Path, cache_dir: Path | None = None) -> Tokenizer:
-    """The tokenizer of a model directory or GGUF file.
+def load_tokenizer(path: Path, cache_dir: Path | None = None, *, chat_template: Path | None = None) -> Tokenizer:
+    """The tokenizer of a model directory or GGUF file; `chat_template` is a file that replaces the model's own.
 
     The first call for a model converts it with Transformers (seconds) and keeps the result in the model cache
     (`cache_dir`, by default the user's); later calls read only that. Raises `TokenizerError`.
     """
-    return Tokenizer(converted(path, cache_dir))
+    source = converted(path, cache_dir)
+    if chat_template is not None:
+        templates = {"default": read_template(chat_template)}
+        source = msgspec.structs.replace(
+            source, meta=msgspec.structs.replace(source.meta, chat_templates=templates)
+        )
+    return Tokenizer(source)
