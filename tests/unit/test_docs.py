@@ -127,6 +127,21 @@ def test_commands_and_options_exist(page: Path) -> None:
     assert not found
 
 
+FOREIGN = ("adapters", "launch", "emit", "readers", "wheels.py", "html.py", "page.py")
+"""Folders and files with options of other programs, or with variables of CSS."""
+
+
+def test_options_that_messages_and_comments_name_exist() -> None:
+    unknown = [
+        f"{file.relative_to(ROOT)}: {option}"
+        for file in (ROOT / "src").rglob("*.py")
+        if not set(FOREIGN) & set(file.parts)
+        for option in re.findall(r"--[a-z][\w-]+", file.read_text())
+        if option not in every_option()
+    ]
+    assert not unknown
+
+
 @pages
 def test_linked_files_exist(page: Path) -> None:
     targets = re.findall(r"\]\(([^)\s]+)\)", read(page).prose)
