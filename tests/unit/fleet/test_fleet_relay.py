@@ -2,11 +2,12 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 from engine import Fault, expected_text, tokens_of
 
-from fleet import eventually, fleet
+from fleet import Fleet, eventually, fleet
 from shoal.fleet.gateway import GatewayConfig
 
 
@@ -159,4 +160,49 @@ async def test_a_whole_answer_has_a_deadline_of_its_own() -> None:
         f.engines[0].decode_seconds = 0.1
         assert (await f.post(f.chat("long", max_tokens=100))).status_code == 504
         await eventually(lambda: f.engines[0].disconnects == 1, "the engine may stop")
+        f.check()
+
+
+def mixed(f: Fleet) -> None:
+    """e0 is an engine of ours, e1 another one with the same model."""
+    assert f.registry is not None
+    for name, weights, resumes in (("e0", "shoal|m", True), ("e1", "vllm|m", False)):
+        replica = f.registry.get(name)
+        replica.handle = replace(replica.handle, weights=weights, resumes=resumes)
+        replica.state.weights = weights
+
+
+@pytest.mark.parametrize("first", ["e0", "e1"])
+@pytest.mark.parametrize("allowed", [False, True])
+async def test_a_stream_goes_on_at_another_engine_only_where_that_is_allowed(first: str, allowed: bool) -> None:
+    async with fleet(2, config=GatewayConfig(continue_across_engines=allowed)) as f:
+        mixed(f)
+        assert f.registry is not None
+        f.engines[int(first[1])].fault = Fault("reset", after=3)
+        other = f.registry.get("e1" if first == "e0" else "e0")
+        other.state.draining = True
+        task = asyncio.ensure_future(f.stream(f.chat("a story", max_tokens=12, temperature=0)))
+        await eventually(lambda: sum(f.counts()) == 1, "it runs")
+        other.state.draining = False
+        got = await task
+        if allowed:
+            assert got.error is None, got.error
+            assert got.text == expected_text(tokens_of("<user>a story"), 12)
+            sent = f.engines[int(other.name[1])].seen[0].body
+            assert ("resume_token_ids" in sent) == (other.name == "e0")
+        else:
+            assert not f.engines[int(other.name[1])].seen
+        f.check()
+
+
+async def test_a_seeded_stream_never_goes_on_at_another_engine() -> None:
+    async with fleet(2, config=GatewayConfig(continue_across_engines=True)) as f:
+        mixed(f)
+        for engine in f.engines:
+            engine.fault = Fault("reset", after=3)
+        for seed in range(4):
+            await f.stream(f.chat("dice", max_tokens=12, temperature=1.0, seed=seed))
+        asked = [s.body for s in f.engines[1].seen]
+        assert all("messages" in body and "resume_token_ids" not in body for body in asked), "begun there"
+        assert sum("resume_token_ids" in s.body for s in f.engines[0].seen) > 0
         f.check()

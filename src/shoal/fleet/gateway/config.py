@@ -71,6 +71,8 @@ class GatewayConfig:
     """Retries per request, fleet-wide, at most; keeps them from doubling an overload."""
     continuation: bool = True
     """Continue broken streams on another replica where that is exact."""
+    continue_across_engines: bool = False
+    """Also on another engine's: greedy text of two engines differs sooner or later, so that it is not exact."""
     tokenize: bool = True
     """Ask a replica for the token ids of text prompts, where replicas announce what they hold."""
     split_threshold_tokens: int = 256

@@ -16,7 +16,7 @@ from shoal.fleet.gateway.body import Parsed, asking_for_usage, with_fields
 from shoal.fleet.gateway.config import GatewayConfig
 from shoal.fleet.gateway.dispatch import Dispatcher
 from shoal.fleet.gateway.formats import StreamReader, failure_of
-from shoal.fleet.gateway.journal import Journal, mode_for
+from shoal.fleet.gateway.journal import Journal, modes_for
 from shoal.fleet.gateway.leg import Leg, Refused, learn
 from shoal.fleet.gateway.record import Observers, RequestRecord
 from shoal.fleet.gateway.replies import answer_headers, closed, failed, refusal_of
@@ -147,15 +147,15 @@ class Exchange:
             raise failed(error, outcome)
         return False
 
-    def _exclude(self, leg: Leg, now: float) -> bool:
+    def _exclude(self, leg: Leg, now: float, unable: frozenset[str] = frozenset()) -> bool:
         """Don't ask this replica again for this request; False: there is nobody else, so it may be asked again.
 
-        A reset connection is no reason to give up on the only one.
+        A reset connection is no reason to give up on the only one. Those that are `unable` are never asked.
         """
         route = self._route
-        excluded = route.excluded | {leg.replica.name}
+        excluded = route.excluded | {leg.replica.name} | unable
         others = self._registry.has_other(route.model, route.weights, excluded, now)
-        route.excluded = excluded if others else frozenset()
+        route.excluded = excluded if others else unable
         return others
 
     async def _break_off(self, leg: Leg, error: LegFailed | TimeoutError, again: bool) -> bool:
@@ -173,8 +173,10 @@ class Exchange:
         journal.begin_leg()
         self._continuing = True
         self.record.continued += 1
-        self._route.weights = leg.replica.handle.weights
-        self._exclude(leg, self._clock())
+        if not self._config.continue_across_engines:
+            self._route.weights = leg.replica.handle.weights
+        unable = frozenset(r.name for r in self._registry.replicas if journal.mode_on(r.handle) is None)
+        self._exclude(leg, self._clock(), unable)
         self._route.max_tokens = max(1, self._route.max_tokens - journal.safe)
         return False
 
@@ -228,9 +230,9 @@ class Exchange:
             if self._config.continuation and handle.resumes:
                 parsed.draw_seed()
             body = asking_for_usage(parsed) if self._strip_usage else parsed.body
-            mode = mode_for(parsed, handle) if self._config.continuation else None
-            self._journal = Journal(parsed, mode) if mode is not None else None
-            if mode is not None and not parsed.ask.return_token_ids:
+            modes = modes_for(parsed, handle) if self._config.continuation else frozenset()
+            self._journal = Journal(parsed, modes) if modes else None
+            if modes and not parsed.ask.return_token_ids:
                 added += b'"return_token_ids":true,'
         return self._path, with_fields(body, added) if added else body
 

@@ -2,13 +2,17 @@
 
 Going on is exact where the rest depends on nothing but the tokens before it:
 
-| engine                       | greedy                                              | seeded               |
-|------------------------------|-----------------------------------------------------|----------------------|
-| takes `resume_token_ids`     | yes                                                 | yes                  |
-| takes token ids as a prompt  | without penalties, stop strings: replayed as prompt | no: indices differ   |
-| neither                      | no                                                  | no                   |
+| next engine                 | greedy                                              | seeded               |
+|-----------------------------|-----------------------------------------------------|----------------------|
+| takes `resume_token_ids`    | yes                                                 | yes, if both take it |
+| takes token ids as a prompt | without penalties, stop strings: replayed as prompt | no: indices differ   |
+| neither                     | no                                                  | no                   |
 
-Never for several choices, guided output, tools, echoes or log-probabilities: their state is not in the tokens.
+That is so on the same weights and the same engine: two engines round differently, and greedy text of theirs differs
+sooner or later. The gateway goes on at another engine only where `continue_across_engines` allows it.
+
+Never for several choices, guided output, tools, echoes, reasoning or log-probabilities: their state is not in the
+tokens.
 """
 
 from dataclasses import dataclass, field
@@ -45,8 +49,8 @@ _CARRIED = (
 _encode = msgspec.json.Encoder().encode
 
 
-def mode_for(parsed: Parsed, handle: ReplicaHandle) -> Mode | None:
-    """How a stream that starts on this replica could be continued; None: not exactly."""
+def modes_for(parsed: Parsed, handle: ReplicaHandle) -> frozenset[Mode]:
+    """How a stream that starts on this replica could be continued; none: not exactly."""
     ask = parsed.ask
     greedy = ask.temperature == 0 or ask.top_k == 1
     if (
@@ -63,15 +67,14 @@ def mode_for(parsed: Parsed, handle: ReplicaHandle) -> Mode | None:
         or (given(ask.logprobs) and bytes(ask.logprobs) != b"false")
         or not (greedy or ask.seed is not None)
     ):
-        return None
-    if handle.resumes:
-        return "resume"
+        return frozenset()
+    modes: set[Mode] = {"resume"} if greedy or handle.resumes else set()
     penalties = ask.presence_penalty or ask.frequency_penalty or (ask.repetition_penalty or 1) != 1
     # What depends on where the output begins.
     placed = any(map(given, (ask.stop, ask.bad_words, ask.allowed_token_ids, ask.truncate_prompt_tokens)))
-    if not greedy or penalties or placed or ask.min_tokens:
-        return None
-    return "replay"
+    if greedy and not (penalties or placed or ask.min_tokens):
+        modes.add("replay")
+    return frozenset(modes)
 
 
 @dataclass(slots=True)
@@ -79,7 +82,9 @@ class Journal:
     """One stream's. `read` what was relayed; `request` builds the leg that goes on."""
 
     parsed: Parsed
-    mode: Mode
+    modes: frozenset[Mode]
+    mode: Mode | None = None
+    """Of the leg that goes on."""
     prompt: list[int] | None = None
     output: list[int] = field(default_factory=list)
     safe: int = 0
@@ -94,18 +99,27 @@ class Journal:
             self._take(chunk)
         if reader.unreadable:
             # An engine that says something else: never continue on a guess.
-            self.prompt = None
-            self.output.clear()
-            self.safe = -1
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self.prompt = None
+        self.output.clear()
+        self.safe = -1
 
     def _take(self, chunk: Chunk) -> None:
         if not self.head.id:
             self.head = chunk
         if chunk.usage is not None and not chunk.choices:
             self.usage_sent = True
+        if self.safe < 0:
+            return
         for choice in chunk.choices:
             if self.prompt is None and self.safe == 0:
                 self.prompt = choice.prompt_token_ids or chunk.prompt_token_ids
+            if choice.delta is not None and (choice.delta.reasoning_content or choice.delta.reasoning):
+                # Where it ends is known to the engine alone.
+                self._give_up()
+                return
             self.output += choice.token_ids or ()
             if choice.shown:
                 self.safe = len(self.output)
@@ -125,16 +139,21 @@ class Journal:
                 return None
         return limit - self.safe
 
+    def mode_on(self, handle: ReplicaHandle) -> Mode | None:
+        """How the stream can go on there; None: it can't."""
+        if handle.resumes and "resume" in self.modes:
+            return "resume"
+        return "replay" if handle.returns_token_ids and "replay" in self.modes else None
+
     def request(self, handle: ReplicaHandle) -> tuple[bytes, bytes] | None:
         """Path and body of the leg that goes on; None: not possible there."""
         left = self.left(handle)
-        if left is None or left < 1 or not handle.returns_token_ids:
+        self.mode = self.mode_on(handle)
+        if left is None or left < 1 or self.mode is None:
             return None
         assert self.prompt is not None
         output = self.output[: self.safe]
         if self.mode == "resume":
-            if not handle.resumes:
-                return None
             path = b"/v1/chat/completions" if self.parsed.endpoint == "chat" else b"/v1/completions"
             added = {"resume_token_ids": output, "return_token_ids": True}
             return path, with_fields(self.parsed.body, _encode(added)[1:-1] + b",")
