@@ -20,7 +20,7 @@ from shoal.policy.routing.kv import CombinedIndex, ExactIndex
 from shoal.policy.routing.load import Decode, KvPressure, Overhead, Prefill, Queue, Requests, Uncached
 from shoal.policy.routing.pickers import Least, PowerOfTwo, Random, RoundRobin, Softmax
 from shoal.policy.routing.prefix import ApproximateIndex
-from shoal.policy.routing.session import SessionRing
+from shoal.policy.routing.session import SessionAffinity
 from shoal.policy.routing.text_tree import CacheAware
 
 
@@ -155,7 +155,7 @@ _BUILDERS: dict[str, _Build] = {
     "random": lambda c, d: Router((), Random(d), name="random"),
     "least_load": lambda c, d: Router((Requests(),), _least(c, d), name="least_load"),
     "power_of_two": lambda c, d: Router((Requests(),), PowerOfTwo(d), name="power_of_two"),
-    "session": lambda c, d: Router((Requests(),), SessionRing(d, c.session_bound), name="session"),
+    "session": lambda c, d: Router((Requests(),), SessionAffinity(d, c.session_bound), name="session"),
     "cache_aware": lambda c, d: Router((), CacheAware(d), name="cache_aware"),
     "prefix": lambda c, d: Router((Queue(), Prefill()), _least(c, d), _approximate(c), name="prefix"),
     "kv": lambda c, d: Router((Queue(), Uncached()), _least(c, d), ExactIndex(), name="kv"),

@@ -1,5 +1,7 @@
 """Policies as pure functions: what they weigh, how they break ties, how they explain themselves."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ from shoal.policy.routing import (
 from shoal.policy.routing.draws import Draws
 from shoal.policy.routing.pickers import PowerOfTwo, Softmax
 from shoal.policy.routing.prefix import ApproximateIndex, Sharing
-from shoal.policy.routing.session import SessionRing
+from shoal.policy.routing.session import SessionAffinity
 from shoal.policy.routing.text_tree import TextTree
 from shoal.policy.routing.trust import Trust
 
@@ -150,22 +152,34 @@ def test_power_of_two_never_takes_the_worst() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(2, 9), st.integers(0, 2**32), st.integers(20, 120))
 def test_sessions_stay_and_loads_stay_bounded(count: int, seed: int, sessions: int) -> None:
-    ring = SessionRing(Draws(seed), bound=1.25)
+    picker = SessionAffinity(Draws(seed), bound=1.25)
     replicas = [replica(f"r{i}") for i in range(count)]
     for i in range(sessions):
         scored = [(float(r.load), r) for r in replicas]
-        _, picked, _ = ring.pick(request(session=f"{seed}-{i}"), scored, 0.0)
+        _, picked, _ = picker.pick(request(session=f"{seed}-{i}"), scored, 0.0)
         picked.inflight += 1
         mean = (i + 1) / count
         assert max(r.inflight for r in replicas) <= max(2, 1.25 * mean + 1)
 
 
+@pytest.mark.parametrize("count", [2, 3, 8])
+@pytest.mark.parametrize("pool", ["default", "mix-a", "r", "shoal-qwen"])
+def test_sessions_spread_evenly_whatever_the_names(pool: str, count: int) -> None:
+    """Points on a ring gave 61:39 over two."""
+    picker = SessionAffinity(Draws(0))
+    scored = [(0.0, replica(f"{pool}-{i}")) for i in range(count)]
+    sessions = 2000
+    shares = Counter(picker.pick(request(session=f"chat-{i}"), scored, 0.0)[1].name for i in range(sessions))
+    mean = sessions / count
+    assert all(abs(shares[r.name] - mean) < 4 * mean**0.5 for _, r in scored), shares
+
+
 def test_a_session_moves_only_if_its_replica_goes() -> None:
-    ring = SessionRing(Draws(0))
+    picker = SessionAffinity(Draws(0))
     replicas = [replica(f"r{i}") for i in range(6)]
 
     def home(session: str, among: list[ReplicaState]) -> str:
-        return ring.pick(request(session=session), [(0.0, r) for r in among], 0.0)[1].name
+        return picker.pick(request(session=session), [(0.0, r) for r in among], 0.0)[1].name
 
     homes = {str(i): home(str(i), replicas) for i in range(100)}
     left = replicas[1:]
