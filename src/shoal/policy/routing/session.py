@@ -1,7 +1,7 @@
 """Session affinity with bounded load: one conversation, one replica, unless that one has more than its share.
 
-Rendezvous hashing (Thaler, Ravishankar, 1998): every replica has a score for the session, the best one takes it. Shares
-are even for any names, which points on a ring are not (61:39 over two replicas), and a replica that comes or
+Rendezvous hashing (Thaler, Ravishankar, 1998): every replica has a score for the session, and the best takes it.
+Shares are even for any names, which points on a ring are not (61:39 over two replicas), and a replica that comes or
 goes moves only its own sessions. One whose load exceeds `bound` times the mean is passed over for the next best
 (bounded loads: Mirrokni, Thorup, Zadimoghaddam, SODA 2018).
 """
