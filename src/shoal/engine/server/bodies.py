@@ -16,6 +16,7 @@ from shoal.engine.server.connection import ClientGone, off_loop_if
 from shoal.engine.server.encodings import OFF_LOOP_BYTES, decompress, is_encoded
 from shoal.engine.server.errors import ApiError, shown
 from shoal.engine.server.json_limits import UNCHECKED_BYTES, check_structure
+from shoal.engine.server.json_words import in_json_terms
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -110,7 +111,7 @@ def _field_error(body: bytes, kind: type[msgspec.Struct], message: str) -> ApiEr
     choices = accepted_values(kind, _steps(path)) if what.startswith("Invalid") else []
     expected = f"; expected one of {', '.join(choices)}" if choices else ""
     where = path or "the body"
-    message = f"{where}: {what[:1].lower()}{what[1:]}{given}{expected}"
+    message = f"{where}: {in_json_terms(what)}{given}{expected}"
     return ApiError(400, message, param=path or None, code="invalid_value")
 
 

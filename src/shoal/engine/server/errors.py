@@ -3,6 +3,7 @@
 Under `/v1/messages` they are sent in Anthropic's shape.
 """
 
+import math
 from collections.abc import Mapping
 
 import msgspec
@@ -132,5 +133,15 @@ def messages_error_json(status: int, message: str, request_id: str | None) -> by
 
 def shown(value: object, limit: int = 80) -> str:
     """A value as it may be quoted in a message: short, and never more than the client sent."""
-    text = repr(value)
+    # JSON's own words for what isn't text: true, null, {"a": 1}.
+    text = repr(value) if isinstance(value, str) else _as_json(value)
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
+
+
+def _as_json(value: object) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, ValueError):
+        return repr(value)

@@ -15,6 +15,7 @@ from msgspec import Meta, Raw
 
 from shoal.engine.server.errors import ApiError
 from shoal.engine.server.json_limits import UNCHECKED_BYTES, check_structure
+from shoal.engine.server.json_words import in_json_terms
 from shoal.fleet.gateway.apis import ENDPOINTS, Api, Endpoint
 from shoal.policy.batching.prefix import make_extras
 from shoal.policy.routing.contracts import RouteRequest
@@ -178,7 +179,9 @@ def parse(endpoint: Endpoint, body: bytes) -> Parsed:
     try:
         ask = _ask.decode(body)
     except msgspec.ValidationError as error:
-        raise _bad(str(error), _field(str(error))) from None
+        what, _, _ = str(error).partition(" - at `")
+        field = _field(str(error))
+        raise _bad(f"{field}: {in_json_terms(what)}" if field else in_json_terms(what), field) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _bad(f"the body is not valid JSON: {error}", None) from None
     except RecursionError:
