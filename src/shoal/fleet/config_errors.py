@@ -4,6 +4,7 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -13,7 +14,12 @@ from shoal.specs.errors import near_names
 
 _RULE = re.compile(r"^(?:key '[^']*': )?([\w.]+) (?:is (.*?); (?:it must be|expected)|must be) (.+)$", re.DOTALL)
 """Errors that sections raise about themselves."""
-_WORDS = (("`", ""), (" | null", ""), ("array", "list"), ("object", "mapping"), ("str ", "text "))
+_WORDS = MappingProxyType(
+    {"array": "a list", "object": "a mapping", "str": "text", "int": "a whole number", "float": "a number",
+     "bool": "true or false"}
+)  # fmt: skip
+"""msgspec's names of types, in a user's words."""
+_TYPES = re.compile(rf"\b({'|'.join(_WORDS)})\b")
 
 
 def check_known(given: Mapping[Any, object], names: Iterable[str], path: str) -> None:
@@ -37,6 +43,9 @@ def convert(raw: Mapping[str, object], kind: Any, path: str) -> Any:
 
 def _translated(message: str, raw: object, kind: Any, path: str) -> ConfigError:
     """msgspec's message, with the value it speaks of: `Expected `int`, got `str` - at `$.pools[0].replicas``."""
+    if " - at `key` in `$" in message:
+        at = message.rpartition("`$")[2].rstrip("`").lstrip(".")
+        return ConfigError(_joined(path, at), _value_at(raw, at), "names that are text")
     what, _, at = message.rpartition(" - at `$")
     if not what:
         what, at = message, ""
@@ -56,9 +65,8 @@ def _translated(message: str, raw: object, kind: Any, path: str) -> ConfigError:
     if rule := _RULE.match(what):
         field = _joined(path, f"{at}.{rule[1].rpartition('.')[2]}" if at else rule[1])
         return ConfigError(field, _value_at(raw, field), rule[3])
-    accepted = what.removeprefix("Expected ").split(", got ")[0]
-    for theirs, plain in _WORDS:
-        accepted = accepted.replace(theirs, plain)
+    accepted = what.removeprefix("Expected ").split(", got ")[0].replace("`", "").replace(" | null", "")
+    accepted = _TYPES.sub(lambda found: _WORDS[found[1]], accepted).replace(" | ", " or ").replace("regex ", "")
     return ConfigError(_joined(path, at), _value_at(raw, at), accepted)
 
 
