@@ -88,7 +88,9 @@ def _inputs(engine: PoolingEngine, body: EmbeddingRequest) -> list[TokenSequence
     if isinstance(given, str):
         items: Sequence[str | list[int]] = [given]
     elif len(kinds := {type(item) for item in given}) > 1:
-        raise bad_value("input", sorted(k.__name__ for k in kinds), "a list holds strings, or ids, or lists of ids")
+        raise bad_value(
+            "input", "items of several kinds", "a list holds strings, or token ids, or lists of token ids"
+        )
     elif kinds == {int}:
         items = [[item for item in given if isinstance(item, int)]]
     else:
