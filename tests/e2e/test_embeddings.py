@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from e2ekit import Running, running, serve_process
+from e2ekit import Running, eventually, running, serve_process
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from parity.poolingkit import declare_pooling, save_model, text
 from shoal.engine.options import EngineOptions
@@ -183,3 +186,72 @@ def test_served_as_a_command(tmp_path: Path) -> None:
         assert len(answer.json()["data"][0]["embedding"]) == 32
         server.process.terminate()
         assert server.wait() == 0
+
+
+def test_a_fleet_passes_them_on(tmp_path: Path) -> None:
+    """Its replicas get ready by a vector or a score, where no token can be had; aliases are translated."""
+    paths = {"vectors": tmp_path / "vectors", "scores": tmp_path / "scores"}
+    save_model(paths["vectors"], "BertModel")
+    save_model(paths["scores"], "BertForSequenceClassification", num_labels=1)
+    pools = [{"name": n, "model": str(p), "aliases": [f"{n}-too"], "threads": 1} for n, p in paths.items()]
+    file = tmp_path / "fleet.yaml"
+    file.write_text(json.dumps({"pools": pools, "supervisor": {"log_dir": str(tmp_path / "logs")}}))
+    with serve_process("--config", str(file)) as fleet, httpx.Client(base_url=fleet.url, trust_env=False) as client:
+
+        def ready() -> bool:
+            found = client.get("/api/fleet").json()["replicas"]
+            return all(replica["state"] == "ready" for replica in found)
+
+        eventually(ready, "both replicas are ready", 60)
+        for name in ("vectors", "vectors-too"):
+            answer = client.post("/v1/embeddings", json={"model": name, "input": ["w5", "w6 w7"]}).json()
+            assert answer["model"] == name
+            assert [len(item["embedding"]) for item in answer["data"]] == [32, 32]
+            assert answer["usage"]["total_tokens"] == 7
+        body = {"model": "scores-too", "query": "w5", "documents": ["w6", "w7 w8"]}
+        answer = client.post("/v1/rerank", json=body).json()
+        assert {result["index"] for result in answer["results"]} == {0, 1}
+        assert client.post("/v1/embeddings", json={"model": "scores", "input": "w5"}).status_code == 400
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = {
+    "input": JSON | st.lists(st.integers(0, 200), max_size=60) | st.lists(st.text(max_size=60), max_size=5),
+    "encoding_format": st.sampled_from(["float", "base64", "int8", None]),
+    "dimensions": st.integers(-1, 40) | JSON,
+    "truncate_prompt_tokens": st.integers(-2, 50) | JSON,
+    "text_1": st.text(max_size=9) | JSON,
+    "text_2": st.lists(st.text(max_size=9), max_size=3) | JSON,
+    "query": st.text(max_size=9),
+    "documents": st.lists(st.text(max_size=9) | st.fixed_dictionaries({"text": st.text()}), max_size=4) | JSON,
+    "top_n": st.integers(-1, 5),
+    "return_documents": st.booleans(),
+}
+OF_PATH = {
+    "/v1/embeddings": ("input", "encoding_format", "dimensions", "truncate_prompt_tokens"),
+    "/v1/score": ("text_1", "text_2", "truncate_prompt_tokens"),
+    "/rerank": ("query", "documents", "top_n", "return_documents", "truncate_prompt_tokens"),
+}
+
+
+@pytest.mark.parametrize("path", OF_PATH)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_is_sent_is_answered(path: str, data: st.DataObject, embedder: httpx.Client) -> None:
+    names = OF_PATH[path]
+    required = {name: FIELDS[name] for name in names[: 1 if path == "/v1/embeddings" else 2]}
+    optional = {name: FIELDS[name] for name in names if name not in required}
+    body = data.draw(st.fixed_dictionaries(required, optional=optional))
+    content = json.dumps({"model": "m"} | body)
+    answer = embedder.post(path, content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code in (200, 400), answer.text
+    if answer.status_code == 400:
+        assert answer.json()["error"]["message"]

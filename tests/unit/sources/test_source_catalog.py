@@ -13,8 +13,8 @@ def test_every_entry_is_whole() -> None:
     assert DEFAULT_MODEL in models
     for model in models.values():
         assert len(model.sha256) == 64
-        assert model.file.endswith(".gguf")
-        assert any(w.parts for w in model.wheels), f"{model.name}: no wheel carries the file"
+        assert model.file.endswith(".safetensors" if model.directory else ".gguf")
+        assert any(w.parts or w.folder for w in model.wheels), f"{model.name}: no wheel carries the file"
         assert any(w.notices for w in model.wheels), f"{model.name}: no wheel carries the licence"
         for wheel in model.wheels:
             assert len(wheel.sha256) == 64

@@ -134,7 +134,9 @@ class HttpAdapter:
         return await self._events.replay(start) if self._events is not None else None
 
     async def prove(self, model: str) -> None:
-        """Generate one token. Raises `LegFailed` or `TimeoutError` if that doesn't work."""
+        """Generate one token; of a model that generates none, have one vector or score. Raises `LegFailed` or
+        `TimeoutError` if that doesn't work.
+        """
         body = msgspec.json.encode({"model": model, "prompt": "Hello", "max_tokens": 1, "temperature": 0})
         status, answer = await self.endpoint.post(b"/v1/completions", body, seconds=PROOF_SECONDS)
         if status in _NOT_THERE:
@@ -143,10 +145,25 @@ class HttpAdapter:
             body = msgspec.json.encode({"model": model, "messages": messages, "max_tokens": 1})
             status, answer = await self.endpoint.post(b"/v1/chat/completions", body, seconds=PROOF_SECONDS)
         if status != 200:
+            if status in (400, *_NOT_THERE) and await self._pools(model):
+                return
             told = answer[:300].decode("utf-8", "replace")
             raise LegFailed(outcome_of_status(status), f"asked for one token, it answered {status}: {told}")
         if b'"choices"' not in answer:
             raise LegFailed(Outcome.REPLICA_FAULT, "asked for one token, it gave none")
+
+    async def _pools(self, model: str) -> bool:
+        """Whether the replica gives a vector, or a score."""
+        asks: tuple[tuple[bytes, dict[str, str], bytes], ...] = (
+            (b"/v1/embeddings", {"input": "Hello"}, b'"embedding"'),
+            (b"/v1/score", {"text_1": "Hello", "text_2": "Hello"}, b'"score"'),
+        )
+        for path, fields, word in asks:
+            body = msgspec.json.encode({"model": model} | fields)
+            status, answer = await self.endpoint.post(path, body, seconds=PROOF_SECONDS)
+            if status == 200 and word in answer:
+                return True
+        return False
 
     async def find_model(self, names: Sequence[str]) -> ModelCard:
         """Return what it calls the model that goes by these names. Raises `LegFailed` or `TimeoutError`.
