@@ -242,3 +242,16 @@ def test_required_calls_cut_off_anywhere() -> None:
         assert ["".join(pieces) for _, *pieces in calls] == expected[: len(calls)]
         assert len(calls) == (length > whole[0]) + (length > whole[1])
         assert not contents or not calls
+
+
+def test_other_apis_have_reasoning_in_items_of_their_own(reasoning: Any) -> None:
+    served = reasoning("opened", "Hm.\n</think>\n\nYes.", "<think>", "</think>")
+    with served.client() as client:
+        response = client.post("/v1/responses", json={"model": "script", "input": "Hi"}).json()
+        thinking = {"type": "enabled", "budget_tokens": 1024}
+        asked = {"model": "script", "max_tokens": 500, "messages": ASK["messages"], "thinking": thinking}
+        message = client.post("/v1/messages", json=asked).json()
+    assert [item["type"] for item in response["output"]] == ["reasoning", "message"]
+    assert response["output"][0]["content"][0]["text"] == "Hm."
+    assert [block["type"] for block in message["content"]] == ["thinking", "text"]
+    assert message["content"][1]["text"] == "Yes."

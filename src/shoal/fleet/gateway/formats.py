@@ -49,6 +49,11 @@ class Choice(msgspec.Struct):
         """The text that a client shows for it."""
         return self.text if self.delta is None else self.delta.content
 
+    @property
+    def reasoned(self) -> str | None:
+        """Reasoning in it, which is no content."""
+        return None if self.delta is None else self.delta.reasoning_content or self.delta.reasoning
+
 
 class Chunk(msgspec.Struct):
     """One event of a chat or text completion."""

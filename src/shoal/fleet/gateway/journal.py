@@ -89,6 +89,8 @@ class Journal:
     output: list[int] = field(default_factory=list)
     safe: int = 0
     """Tokens of the output whose text the client has; those after it (half a character) are computed again."""
+    reasons: bool = False
+    """What the client has last is reasoning. In a replay, which is raw text, nobody could tell where it ends."""
     finish: str | None = None
     head: Chunk = field(default_factory=Chunk)
     usage_sent: bool = False
@@ -116,13 +118,10 @@ class Journal:
         for choice in chunk.choices:
             if self.prompt is None and self.safe == 0:
                 self.prompt = choice.prompt_token_ids or chunk.prompt_token_ids
-            if choice.delta is not None and (choice.delta.reasoning_content or choice.delta.reasoning):
-                # Where it ends is known to the engine alone.
-                self._give_up()
-                return
             self.output += choice.token_ids or ()
-            if choice.shown:
+            if choice.shown or choice.reasoned:
                 self.safe = len(self.output)
+                self.reasons = not choice.shown
             self.finish = choice.finish_reason or self.finish
 
     def left(self, handle: ReplicaHandle) -> int | None:
@@ -143,7 +142,9 @@ class Journal:
         """How the stream can go on there; None: it can't."""
         if handle.resumes and "resume" in self.modes:
             return "resume"
-        return "replay" if handle.returns_token_ids and "replay" in self.modes else None
+        if self.reasons or "replay" not in self.modes:
+            return None
+        return "replay" if handle.returns_token_ids else None
 
     def request(self, handle: ReplicaHandle) -> tuple[bytes, bytes] | None:
         """Path and body of the leg that goes on; None: not possible there."""
@@ -178,6 +179,8 @@ class Journal:
         made = []
         for chunk in reader.chunks:
             for choice in chunk.choices:
+                if choice.reasoned:
+                    made.append(self.event("", None, reasoning=choice.reasoned))
                 if choice.shown or choice.finish_reason:
                     made.append(self.event(choice.shown or "", choice.finish_reason, choice.stop_reason))
             if chunk.usage is not None and not chunk.choices and usage:
@@ -186,12 +189,17 @@ class Journal:
             made.append(DONE + b"\n\n")
         return b"".join(made)
 
-    def event(self, text: str, finish: str | None, stop_reason: str | int | None = None) -> bytes:
+    def event(
+        self, text: str, finish: str | None, stop_reason: str | int | None = None, *, reasoning: str | None = None
+    ) -> bytes:
         chat = self.parsed.endpoint == "chat"
         choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish}
         if stop_reason is not None:
             choice["stop_reason"] = stop_reason
-        choice |= {"delta": {"content": text} if text else {}} if chat else {"text": text}
+        delta = {"content": text} if text else {}
+        if reasoning:
+            delta |= {"reasoning_content": reasoning, "reasoning": reasoning}
+        choice |= {"delta": delta} if chat else {"text": text}
         return b"data: " + _encode(self._envelope() | {"choices": [choice]}) + b"\n\n"
 
     def _envelope(self) -> dict[str, Any]:
