@@ -224,7 +224,11 @@ class FakeEngine:
     def _prompt(self, body: dict[str, Any]) -> list[int]:
         prompt = body.get("prompt")
         if isinstance(prompt, list):
-            return prompt
+            parts = (
+                [one] if isinstance(one, int) else one if isinstance(one, list) else tokens_of(one)
+                for one in prompt
+            )
+            return [token for part in parts for token in part]
         if isinstance(prompt, str):
             return tokens_of(prompt)
         if "messages" not in body:

@@ -172,3 +172,16 @@ def test_the_grafana_dashboard_asks_for_metrics_that_there_are(pair: Served) -> 
     grouped = {label for p in panels for t in p["targets"] for by in re.findall(r"by \(([^)]*)\)", t["expr"])
                for label in by.split(", ")}  # fmt: skip
     assert grouped - {"le"} <= labels
+
+
+def test_batch_sizes_and_handoffs_reach_the_fleets_metrics(pair: Served) -> None:
+    pair.stream("how large are steps", 9)
+    eventually(lambda: pair.metric("shoal_fleet_replica_steps_total") > 0, "the gauges were read", 20)
+    assert pair.metric("shoal_fleet_replica_step_sequences_total") >= pair.metric("shoal_fleet_replica_steps_total")
+    assert pair.metric("shoal_fleet_replica_step_tokens_total") > 0
+    assert pair.metric("shoal_fleet_handoffs_total", event="handed") == 0
+    assert pair.metric("shoal_fleet_prefill_queue_length") == 0
+    shown = pair.view()["replicas"][0]
+    assert shown["role"] == "both"
+    assert shown["pending_tokens"] == 0
+    assert "batch_sequences" in shown

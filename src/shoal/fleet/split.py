@@ -11,6 +11,7 @@ engine's own timeout: `handed == taken + released + live`.
 import asyncio
 import contextlib
 import logging
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -30,6 +31,9 @@ log = logging.getLogger("shoal.fleet")
 
 _ANSWER_LIMIT = 16 * 2**20
 _RELEASE_SECONDS = 10.0
+_QUEUE_WARNING = 3
+"""Prompts at one prefill replica from which on the queue is worth a line in the log, and how often."""
+_QUEUE_WARNING_SECONDS = 30.0
 _CACHED = re.compile(rb'"cached_tokens"\s*:\s*\d+')
 _PREFILL_PARAMS: dict[str, Any] = {
     "do_remote_decode": True,
@@ -39,6 +43,26 @@ _PREFILL_PARAMS: dict[str, Any] = {
     "remote_host": None,
     "remote_port": None,
 }
+
+
+_prompts = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def is_single(parsed: Parsed) -> bool:
+    """Whether it is one prompt with one choice."""
+    ask = parsed.ask
+    if (ask.n or 1) != 1 or (ask.best_of or 1) != 1:
+        return False
+    prompt = memoryview(parsed.prompt)
+    if parsed.endpoint != "completions" or parsed.tokens is not None or bytes(prompt[:1]) != b"[":
+        return True
+    if bytes(prompt[1:64]).lstrip()[:1].isdigit():
+        # Token ids of one prompt, more than are read here.
+        return True
+    try:
+        return len(_prompts.decode(parsed.prompt)) == 1
+    except msgspec.MsgspecError:
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,15 +118,19 @@ class Splitter:
         self._config = config or SplitConfig()
         self._releases: set[asyncio.Task[None]] = set()
         self.handed = self.taken = self.released = self.lost = 0
+        self._warned_at = -math.inf
 
     @property
     def live(self) -> int:
         """Hand-offs that nobody has taken over or released yet."""
         return self.handed - self.taken - self.released - self.lost
 
-    def wants(self, decode: Replica, route: RouteRequest) -> bool:
-        """Whether this request is to be prefilled elsewhere."""
-        if decode.handle.role != "decode":
+    def wants(self, decode: Replica, route: RouteRequest, parsed: Parsed) -> bool:
+        """Whether this request is to be prefilled elsewhere.
+
+        Several prompts, or several choices of one, stay whole: engines hand over the KV of one sequence.
+        """
+        if decode.handle.role != "decode" or not parsed.api.chunked or not is_single(parsed):
             return False
         missing = route.prompt_tokens - route.hits.get(decode.name, 0) * decode.state.trust
         return missing >= self._config.threshold_tokens
@@ -133,6 +161,7 @@ class Splitter:
             if isinstance(decision, NoReplica):
                 log.warning("request %s: no prefill replica: %s", record.request_id, decision.reason)
                 return None
+            self._watch_queue(decision.replica, now)
             lease = self._registry.take(decision, wanted, streams=False, now=now)
             leg = Leg(self._registry.get(decision.replica), decision, lease, route.model)
             try:
@@ -173,8 +202,33 @@ class Splitter:
 
     def _end(self, leg: Leg, outcome: Outcome, record: RequestRecord) -> Outcome:
         leg.end(outcome, self._registry.clock())
-        self._observers.on_leg(record, leg.replica.name, outcome)
+        self._observers.on_leg(record, leg.replica.handle.pool, leg.replica.name, outcome)
+        if outcome is Outcome.OK:
+            record.prefill, record.prefill_seconds = leg.replica.name, leg.lease.last_at - leg.lease.taken_at
         return outcome
+
+    @property
+    def queued(self) -> int:
+        """Prompts that wait behind another one at a prefill replica."""
+        states = (replica.state for replica in self._registry.replicas)
+        return sum(max(0, state.inflight - 1) for state in states if state.role == "prefill")
+
+    def _watch_queue(self, name: str, now: float) -> None:
+        """Say so, now and then, where prompts queue for prefill while decode replicas have room."""
+        state = self._registry.get(name).state
+        seconds = state.pending_tokens / state.prefill_rate
+        if state.inflight < _QUEUE_WARNING or now - self._warned_at < _QUEUE_WARNING_SECONDS:
+            return
+        self._warned_at = now
+        decoding = sum(r.state.decoding for r in self._registry.replicas if r.state.role == "decode")
+        log.warning(
+            "prefill replica %s has %d prompts queued (about %.1f s), %d sequences decode: "
+            "more prefill replicas, or a higher gateway.split_threshold_tokens, would shorten TTFT",
+            name,
+            state.inflight,
+            seconds,
+            decoding,
+        )
 
     def took(self, handoff: Handoff) -> None:
         """The decode replica has begun to answer: the KV is with it."""

@@ -43,7 +43,7 @@ class FleetObserver:
         while len(self._decisions) > _DECISIONS:
             self._decisions.popitem(last=False)
 
-    def on_leg(self, record: RequestRecord, replica: str, outcome: Outcome) -> None:
+    def on_leg(self, record: RequestRecord, pool: str, replica: str, outcome: Outcome) -> None:
         pass
 
     def on_distrust(self, replica: str, trust: float) -> None:
@@ -137,6 +137,9 @@ class FleetObserver:
             base,
             running=stats.running if stats.running is not None else replica.state.inflight,
             waiting=stats.waiting or 0,
+            batch_sequences=replica.batch_sequences,
+            pending_tokens=replica.state.pending_tokens,
+            role=replica.state.role,
             inflight=replica.state.inflight,
             kv_usage=stats.kv_usage,
             kv_capacity_tokens=stats.kv_capacity_tokens,

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from shoal.fleet.gateway import RequestRecord
 from shoal.fleet.registry import Replica
 from shoal.fleet.service import FleetService
+from shoal.fleet.split import Splitter
 from shoal.policy.outcomes import Outcome
 from shoal.policy.routing import Decision
 
@@ -44,6 +45,13 @@ class FleetMetrics:
         )
         self._e2e = histogram("shoal_fleet_e2e_request_latency_seconds", "Arrival to the last byte.", _LATENCY)
         self._queue = histogram("shoal_fleet_queue_seconds", "Time in the admission queue.", _WAIT)
+        self._prefill = Histogram(
+            "shoal_fleet_prefill_seconds",
+            "Prefill on another replica, from its selection to its hand-off, waiting included.",
+            ["model_name", "replica"],
+            buckets=_LATENCY,
+            registry=registry,
+        )
         self._requests = counter(
             "shoal_fleet_requests",
             "Requests by how they ended for the client.",
@@ -66,8 +74,8 @@ class FleetMetrics:
         if record.attempts > 1 and not record.continued:
             self._retries.labels(record.model).inc()
 
-    def on_leg(self, record: RequestRecord, replica: str, outcome: Outcome) -> None:
-        self._legs.labels(record.pool, replica, outcome).inc()
+    def on_leg(self, record: RequestRecord, pool: str, replica: str, outcome: Outcome) -> None:
+        self._legs.labels(pool, replica, outcome).inc()
 
     def on_distrust(self, replica: str, trust: float) -> None:
         self._distrust.labels(replica).inc()
@@ -82,6 +90,8 @@ class FleetMetrics:
         where = (record.model, record.pool, record.replica)
         if record.leased is not None:
             self._queue.labels(*where).observe(record.leased - record.arrived)
+        if record.prefill_seconds is not None:
+            self._prefill.labels(record.model, record.prefill).observe(record.prefill_seconds)
         if record.continued:
             self._continued.labels(record.model).inc(record.continued)
         self._prompt.labels(*where).inc(record.prompt_tokens)
@@ -125,6 +135,7 @@ class _Gauges(Collector):
         if gateway is not None:
             yield _single("shoal_fleet_requests_in_flight", "Requests being answered.", gateway.live)
             yield _single("shoal_fleet_queue_length", "Requests in the admission queue.", gateway.admission.queued)
+            yield from _handoffs(gateway.splitter)
         yield _single("shoal_fleet_leases", "Leases held.", registry.ledger.live())
         taken = CounterMetricFamily("shoal_fleet_leases_taken", "Leases ever taken.")
         taken.add_metric([], registry.ledger.taken)
@@ -152,6 +163,17 @@ class _Gauges(Collector):
                 if value is not None:
                     gauge.add_metric([replica.handle.pool, replica.name], value)
             yield gauge
+        counted: list[tuple[str, str, list[tuple[Replica, int | None]]]] = [
+            ("steps", "Forward passes it made.", [(r, r.stats.steps) for r in replicas]),
+            ("step_sequences", "Sequences in all its steps.", [(r, r.stats.step_sequences) for r in replicas]),
+            ("step_tokens", "Tokens (rows) in all its steps.", [(r, r.stats.step_tokens) for r in replicas]),
+        ]
+        for name, text, totals in counted:
+            counter = CounterMetricFamily(f"shoal_fleet_replica_{name}", text, labels=["pool", "replica"])
+            for replica, total in totals:
+                if total is not None:
+                    counter.add_metric([replica.handle.pool, replica.name], total)
+            yield counter
 
     def _units(self) -> Iterable[Metric]:
         restarts = CounterMetricFamily("shoal_fleet_restarts", "Times started again.", labels=["pool", "replica"])
@@ -169,6 +191,18 @@ class _Gauges(Collector):
             devices.add_metric(where, unit.pool.layout.ranks)
             states.add_metric([*where, unit.state], 1)
         yield from (restarts, devices, states)
+
+
+def _handoffs(splitter: Splitter) -> Iterable[Metric]:
+    """KV handed from prefill to decode replicas: handed = taken + released + lost + live."""
+    counted = CounterMetricFamily(
+        "shoal_fleet_handoffs", "KV hand-offs of prefill replicas, by what became of them.", labels=["event"]
+    )
+    for event in ("handed", "taken", "released", "lost"):
+        counted.add_metric([event], getattr(splitter, event))
+    yield counted
+    yield _single("shoal_fleet_handoffs_live", "KV handed over that nobody took or released yet.", splitter.live)
+    yield _single("shoal_fleet_prefill_queue_length", "Prompts queued at prefill replicas.", splitter.queued)
 
 
 def _breaker(replica: Replica, now: float) -> float:

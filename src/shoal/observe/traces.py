@@ -142,7 +142,7 @@ class GatewayTraces:
                 },
             )
 
-    def on_leg(self, record: RequestRecord, replica: str, outcome: Outcome) -> None:
+    def on_leg(self, record: RequestRecord, pool: str, replica: str, outcome: Outcome) -> None:
         if (span := self._live.get(record.traceparent)) is not None:
             span.add_event("leg ended", {"shoal.replica": replica, "shoal.outcome": str(outcome)})
 

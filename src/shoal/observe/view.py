@@ -53,6 +53,11 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     engine: str = ""
     running: int = 0
     waiting: int = 0
+    batch_sequences: float | None = None
+    """Sequences of a step, lately."""
+    pending_tokens: float = 0.0
+    """Prompt tokens that wait there to be computed, by this gateway's count."""
+    role: str = "both"
     inflight: int = 0
     """Leases that this gateway holds there."""
     kv_usage: float | None = None

@@ -41,6 +41,9 @@ class ShoalAdapter(HttpAdapter):
             kv_capacity_tokens=int(blocks * size) if blocks is not None and size is not None else None,
             generated_tokens=gauges.whole("shoal_generated_tokens_total"),
             prompt_tokens=gauges.whole("shoal_prompt_tokens_total"),
+            steps=gauges.whole("shoal_batch_sequences_count"),
+            step_sequences=gauges.whole("shoal_batch_sequences_sum"),
+            step_tokens=gauges.whole("shoal_batch_tokens_sum"),
         )
 
 

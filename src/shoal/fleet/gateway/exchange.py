@@ -185,12 +185,16 @@ class Exchange:
     def _end(self, leg: Leg, outcome: Outcome) -> None:
         leg.end(outcome, self._clock())
         self.record.outcome = outcome
-        self._observers.on_leg(self.record, leg.replica.name, outcome)
+        self._observers.on_leg(self.record, leg.replica.handle.pool, leg.replica.name, outcome)
 
     async def _carry(self, leg: Leg) -> None:
         path, body = self._request_for(leg)
         try:
-            if self._parsed.api.chunked and not self._continuing and self._splitter.wants(leg.replica, self._route):
+            if (
+                self._parsed.api.chunked
+                and not self._continuing
+                and self._splitter.wants(leg.replica, self._route, self._parsed)
+            ):
                 self._handoff = await self._splitter.prefill(
                     self._parsed, self._route, path, self._forwarded, self.record
                 )

@@ -76,7 +76,7 @@ class AccessLog:
     def on_decision(self, record: RequestRecord, decision: Decision) -> None:
         """Nothing: a request is one line."""
 
-    def on_leg(self, record: RequestRecord, replica: str, outcome: Outcome) -> None:
+    def on_leg(self, record: RequestRecord, pool: str, replica: str, outcome: Outcome) -> None:
         """Nothing: a request is one line."""
 
     def on_distrust(self, replica: str, trust: float) -> None:

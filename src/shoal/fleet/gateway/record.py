@@ -38,6 +38,10 @@ class RequestRecord:
     """When a replica was selected; before that it waited at the door."""
     first_token: float | None = None
     last_token: float | None = None
+    prefill: str = ""
+    """The replica that computed its prompt, where that was another one."""
+    prefill_seconds: float | None = None
+    """From its selection to its hand-off, the wait in its queue included."""
     chunks: int = 0
     ended: float = 0.0
     attempts: int = 0
@@ -51,7 +55,7 @@ class Observer(Protocol):
     """Told about requests; must be quick, and must not raise."""
 
     def on_decision(self, record: RequestRecord, decision: Decision) -> None: ...
-    def on_leg(self, record: RequestRecord, replica: str, outcome: Outcome) -> None: ...
+    def on_leg(self, record: RequestRecord, pool: str, replica: str, outcome: Outcome) -> None: ...
     def on_finished(self, record: RequestRecord) -> None: ...
     def on_distrust(self, replica: str, trust: float) -> None: ...
 
@@ -66,9 +70,9 @@ class Observers:
         for observer in self.all:
             observer.on_decision(record, decision)
 
-    def on_leg(self, record: RequestRecord, replica: str, outcome: Outcome) -> None:
+    def on_leg(self, record: RequestRecord, pool: str, replica: str, outcome: Outcome) -> None:
         for observer in self.all:
-            observer.on_leg(record, replica, outcome)
+            observer.on_leg(record, pool, replica, outcome)
 
     def on_finished(self, record: RequestRecord) -> None:
         for observer in self.all:

@@ -22,6 +22,11 @@ class ReplicaStats(msgspec.Struct, frozen=True, kw_only=True):
     generated_tokens: int | None = None
     """Counter since its start. A lower value than before means that it restarted."""
     prompt_tokens: int | None = None
+    steps: int | None = None
+    """Forward passes since its start; so are the next two."""
+    step_sequences: int | None = None
+    """Sequences in all of them."""
+    step_tokens: int | None = None
 
 
 class EngineAdapter(Protocol):

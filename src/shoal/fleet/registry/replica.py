@@ -36,6 +36,8 @@ class Replica:
             fallback=handle.fallback,
         )
         self.stats = ReplicaStats()
+        self.batch_sequences: float | None = None
+        """Sequences per step, mean between the last two looks at its gauges; None: no step, or it doesn't say."""
         self.last_progress = clock()
         """When anything of any answer came from it last."""
         self.outcomes: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
@@ -133,6 +135,7 @@ class Replica:
         `own`: legs we had there when they were asked for. Some may have ended before the answer came, so that the
         larger of then and now is what the gauges hold of us; the rest is somebody else's.
         """
+        self._measure_batch(self.stats, stats)
         before, self.stats = self.stats.generated_tokens, stats
         counted = (stats.running or 0) + (stats.waiting or 0)
         self._foreign = max(0, counted - max(own, self.state.inflight))
@@ -140,6 +143,13 @@ class Replica:
             self.last_progress = now
         self.refresh(now)
         return stats.generated_tokens is not None and before is not None and stats.generated_tokens < before
+
+    def _measure_batch(self, before: ReplicaStats, after: ReplicaStats) -> None:
+        if after.steps is None or after.step_sequences is None or before.step_sequences is None:
+            return
+        steps = after.steps - (before.steps or 0)
+        sequences = after.step_sequences - before.step_sequences
+        self.batch_sequences = sequences / steps if steps > 0 and sequences >= 0 else None
 
     def on_others(self, inflight: int, pending: float, now: float) -> None:
         """What other gateways have in flight here, as they say themselves: fresher than the engine's gauges."""
