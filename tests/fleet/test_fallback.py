@@ -9,12 +9,13 @@ import pytest
 from engine import Fault
 
 from fleet import Fleet, fleet
+from shoal.fleet.gateway import GatewayConfig
 
 
 @asynccontextmanager
-async def two_models(*, fallback: int) -> AsyncIterator[Fleet]:
+async def two_models(*, fallback: int, config: GatewayConfig | None = None) -> AsyncIterator[Fleet]:
     """`e0` and `e1` serve one name with different weights."""
-    async with fleet(2) as f:
+    async with fleet(2, config=config) as f:
         assert f.registry is not None
         handle = f.registry.get("e1").handle
         f.registry.remove("e1")
@@ -52,10 +53,11 @@ async def test_before_the_first_byte_a_fallback_is_tried() -> None:
         assert (answer.status_code, answer.headers["x-shoal-replica"]) == (200, "e1")
 
 
-@pytest.mark.parametrize("fallback", [0, 1])
-async def test_a_stream_is_not_carried_on_with_other_weights(fallback: int) -> None:
-    """Where nobody has the same weights it ends with an error event."""
-    async with two_models(fallback=fallback) as f:
+@pytest.mark.parametrize(("fallback", "across"), [(0, False), (1, False), (1, True)])
+async def test_a_stream_is_not_carried_on_with_other_weights(fallback: int, across: bool) -> None:
+    """Where nobody has the same weights it ends with an error event, also where another engine might go on."""
+    config = GatewayConfig(continue_across_engines=across)
+    async with two_models(fallback=fallback, config=config) as f:
         for engine in f.engines:
             engine.faults.append(Fault("reset", after=3))
             engine.fault = Fault("status", status=500)

@@ -235,7 +235,7 @@ class Exchange:
                 parsed.draw_seed()
             body = asking_for_usage(parsed) if self._strip_usage else parsed.body
             modes = modes_for(parsed, handle) if self._config.continuation else frozenset()
-            self._journal = Journal(parsed, modes) if modes else None
+            self._journal = Journal(parsed, modes, handle.fallback) if modes else None
             if modes and not parsed.ask.return_token_ids:
                 added += b'"return_token_ids":true,'
         return self._path, with_fields(body, added) if added else body

@@ -83,6 +83,8 @@ class Journal:
 
     parsed: Parsed
     modes: frozenset[Mode]
+    fallback: int = 0
+    """Order of the replica that began: one of another order holds another model, whatever its engine."""
     mode: Mode | None = None
     """Of the leg that goes on."""
     prompt: list[int] | None = None
@@ -140,6 +142,8 @@ class Journal:
 
     def mode_on(self, handle: ReplicaHandle) -> Mode | None:
         """How the stream can go on there; None: it can't."""
+        if handle.fallback != self.fallback:
+            return None
         if handle.resumes and "resume" in self.modes:
             return "resume"
         if self.reasons or "replay" not in self.modes:
