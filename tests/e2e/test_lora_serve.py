@@ -1,10 +1,12 @@
 """`shoal serve --lora`: adapters are chosen by model name over HTTP, at one replica and at a fleet's gateway."""
 
+import contextlib
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -13,6 +15,7 @@ from e2ekit import Running, running, serve_process
 from safetensors.torch import save_file
 
 from shoal.engine.options import EngineOptions, LoraModule
+from shoal.engine.server.state import ServerOptions
 
 ASK = {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 
@@ -110,6 +113,45 @@ def test_a_fleet_serves_adapters_and_aliases(
         assert texts(client, ("tiny", "sql", "org/poem")) == expected
         assert texts(client, ("default",))["default"] == expected["tiny"]
         assert client.post("/v1/completions", json=ASK | {"model": "poem"}).status_code == 404
+
+
+def test_keys_and_values_are_handed_over_under_the_same_adapter_only(
+    tiny_model: Path, adapters: dict[str, Path]
+) -> None:
+    """Replicas whose adapters of one name have other contents compute the prompt themselves."""
+    prompt = "Once upon a time there was a shoal. " * 3
+    ask = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None}
+
+    def leg(path: Path) -> contextlib.AbstractContextManager[Running]:
+        options = EngineOptions(
+            model=str(tiny_model),
+            served_name="tiny",
+            num_blocks=100,
+            threads=1,
+            kv_transfer="tcp://127.0.0.1:0",
+            loras=(LoraModule("sql", str(path)),),
+        )
+        return running(options, ServerOptions(port=0, drain_seconds=0, kv_key="shared"))
+
+    def complete(at: Running, model: str, **fields: Any) -> dict[str, Any]:
+        with at.client() as client:
+            answer: dict[str, Any] = client.post(
+                "/v1/completions", json=ASK | {"model": model, "prompt": prompt} | fields
+            ).json()
+        return answer
+
+    def cached(answer: dict[str, Any]) -> int:
+        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    other = adapters["org/poem"]
+    with leg(adapters["sql"]) as prefill, leg(adapters["sql"]) as alike, leg(other) as unlike:
+        whole = complete(prefill, "sql")
+        for model, decode, taken in (("sql", alike, True), ("tiny", alike, True), ("sql", unlike, False)):
+            params = complete(prefill, model, max_tokens=1, kv_transfer_params=ask)["kv_transfer_params"]
+            answer = complete(decode, model, kv_transfer_params=params)
+            assert (cached(answer) > 0) == taken
+            same = answer["choices"][0]["text"] == whole["choices"][0]["text"]
+            assert same == (model == "sql" and taken)
 
 
 def test_an_adapter_that_cannot_be_used_is_said_at_start(tiny_model: Path, tmp_path: Path) -> None:

@@ -14,12 +14,14 @@ from parity.lorakit import ALL_LINEAR, merged, save_adapter
 from parity.parallelkit import starting, transformers_logprobs
 from parity.tiny import ALL
 from shoal import LLM, SamplingParams
+from shoal.engine import ops
 from shoal.engine.batch import AdapterRows
 from shoal.engine.errors import InvalidOption, InvalidRequest
 from shoal.engine.layers.linear import RowLinear
 from shoal.engine.layers.loading import Span, cutter
 from shoal.engine.lora.config import AdapterError
 from shoal.engine.lora.update import ActiveRows, LowRankUpdates, stacked
+from shoal.engine.models.decoder import DecoderLayer
 from shoal.engine.ops.quantized import Scheme
 from shoal.engine.parallel.mesh import Mesh
 
@@ -103,6 +105,28 @@ def test_mixed_batches_are_single_ones(tmp_path: Path) -> None:
             assert together.outputs[0].logprobs == alone.outputs[0].logprobs
             right = model if adapter is None else merged(model, adapters[adapter])
             assert_greedy(right, prompt, together.outputs[0].token_ids)
+
+
+def test_steps_of_the_base_model_alone_stay_fused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only steps with rows of an adapter run op by op."""
+    tiny = TINY["llama"]
+    model = save_engine_checkpoint(tiny, tmp_path)
+    adapter = save_adapter(model, tmp_path / "a")
+    prompt = prompts_for(tiny, 1, NEW)[0]
+    op_by_op: list[bool] = []
+    original = DecoderLayer.forward
+
+    def watched(self: DecoderLayer, *arguments: Any) -> torch.Tensor:
+        op_by_op.append(True)
+        return original(self, *arguments)
+
+    monkeypatch.setattr(DecoderLayer, "forward", watched)
+    with engine(tmp_path, {"a": adapter}) as llm:
+        answers(llm, [prompt], "a")
+        assert op_by_op
+        op_by_op.clear()
+        answers(llm, [prompt], None)
+        assert bool(op_by_op) == (ops.KERNELS.stack is None)
 
 
 def test_cached_prefixes_are_not_shared_between_adapters(tmp_path: Path) -> None:
