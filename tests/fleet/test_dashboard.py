@@ -174,6 +174,28 @@ def test_the_grafana_dashboard_asks_for_metrics_that_there_are(pair: Served) -> 
     assert grouped - {"le"} <= labels
 
 
+def test_other_apis_pass_through_to_replicas(pair: Served) -> None:
+    def post(path: str, body: dict[str, Any]) -> httpx.Response:
+        return httpx.post(pair.url + path, json={"model": "tiny"} | body, timeout=60, trust_env=False)
+
+    made = pair.metric("shoal_fleet_generated_tokens_total")
+    first = post("/v1/responses", {"input": "Hello", "max_output_tokens": 4})
+    assert first.status_code == 200, first.text
+    again = {"input": "and", "max_output_tokens": 4, "previous_response_id": first.json()["id"]}
+    for _ in range(3):
+        second = post("/v1/responses", again)
+        assert second.status_code == 200, second.text
+        assert second.headers["x-shoal-replica"] == first.headers["x-shoal-replica"]
+    message = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+    streamed = post("/v1/messages/", message | {"stream": True})
+    assert streamed.text.rstrip().splitlines()[-2] == "event: message_stop", streamed.text
+    counted = post("/v1/messages/count_tokens", {"messages": message["messages"]})
+    assert counted.json()["input_tokens"] > 0
+    tokens = post("/tokenize", {"prompt": "Hello"}).json()["tokens"]
+    assert post("/detokenize", {"tokens": tokens}).json()["prompt"] == "Hello"
+    assert pair.metric("shoal_fleet_generated_tokens_total") > made + 4
+
+
 def test_batch_sizes_and_handoffs_reach_the_fleets_metrics(pair: Served) -> None:
     pair.stream("how large are steps", 9)
     eventually(lambda: pair.metric("shoal_fleet_replica_steps_total") > 0, "the gauges were read", 20)

@@ -96,6 +96,28 @@ def test_short_prompts_stay_whole(split: Served) -> None:
     assert figure(split, "shoal_kv_offers_total") == offers
 
 
+def test_several_choices_and_prompts_are_answered(split: Served) -> None:
+    offers = figure(split, "shoal_kv_offers_total")
+    several = split.complete("choices " + TEXT, 3, n=2)
+    assert several.status_code == 200, several.text
+    assert len(several.json()["choices"]) == 2
+    body = {"model": "tiny", "prompt": ["one " + TEXT, "two " + TEXT], "max_tokens": 3}
+    prompts = httpx.post(f"{split.url}/v1/completions", json=body, timeout=300, trust_env=False)
+    assert prompts.status_code == 200, prompts.text
+    assert figure(split, "shoal_kv_offers_total") == offers
+
+
+def test_the_fleets_metrics_have_hand_offs_by_pool(split: Served) -> None:
+    taken = split.metric("shoal_fleet_handoffs_total", event="taken")
+    legs = {pool: split.metric("shoal_fleet_legs_total", pool=pool, outcome="ok") for pool in ("prefill", "decode")}
+    assert split.complete("counted " + TEXT, 3).status_code == 200
+    eventually(lambda: split.metric("shoal_fleet_handoffs_total", event="taken") == taken + 1, "it is counted")
+    for pool, before in legs.items():
+        assert split.metric("shoal_fleet_legs_total", pool=pool, outcome="ok") == before + 1, pool
+    assert split.metric("shoal_fleet_handoffs_live") == 0
+    assert split.metric("shoal_fleet_prefill_seconds_count") >= 1
+
+
 def test_a_client_may_not_say_where_kv_comes_from(split: Served) -> None:
     params = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": 1}
     answer = split.complete(TEXT, 4, kv_transfer_params=params)
