@@ -8,6 +8,14 @@ from shoal.engine.pooling.model import TokenSequence
 from shoal.engine.text.errors import TokenizerError
 
 
+class TextTooLong(ValueError):
+    """A text of more tokens than asked for."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(f"{length} tokens")
+        self.length = length
+
+
 class TextEncoder:
     """A fast tokenizer without padding or truncation. Thread-safe."""
 
@@ -25,17 +33,23 @@ class TextEncoder:
         self._tokenizer.no_truncation()
         self._lower = lower_case
 
-    def encode(self, text: str, pair: str | None = None, limit: int | None = None) -> TokenSequence:
+    def encode(
+        self, text: str, pair: str | None = None, limit: int | None = None, longest: int | None = None
+    ) -> TokenSequence:
         """Token ids, at most `limit` where that is given: cut from the end of the text, special tokens kept.
 
-        Of a pair the second text is cut, then the first.
+        Of a pair the second text is cut, then the first. Raises TextTooLong above `longest` tokens.
         """
         if self._lower:
             text, pair = text.lower(), None if pair is None else pair.lower()
         parts = [text] if pair is None else [text, pair]
-        # `encode_batch_fast` would forget which text a token is of; this call releases the GIL as it does.
-        encoded = self._tokenizer.encode_batch(parts, add_special_tokens=False)
+        # Unlike `encode`, this call releases the GIL.
+        encoded = self._tokenizer.encode_batch_fast(parts, add_special_tokens=False)
         first, second = encoded[0], encoded[1] if len(encoded) > 1 else None
+        length = sum(map(len, encoded)) + self._tokenizer.num_special_tokens_to_add(second is not None)
+        if limit is None and longest is not None and length > longest:
+            # Before ids are made, which for millions of them takes a while and the GIL.
+            raise TextTooLong(length)
         if limit is not None:
             room = max(0, limit - self._tokenizer.num_special_tokens_to_add(second is not None))
             if second is not None:

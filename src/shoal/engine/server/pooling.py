@@ -13,6 +13,7 @@ from torch import Tensor
 from shoal.engine.errors import EngineDead
 from shoal.engine.pooling.engine import PoolingEngine
 from shoal.engine.pooling.model import TokenSequence
+from shoal.engine.pooling.text import TextTooLong
 from shoal.engine.server.errors import JSON_TYPE, ApiError, bad_value, unavailable
 from shoal.engine.server.pooling_protocol import (
     MAX_INPUTS,
@@ -102,7 +103,7 @@ def _inputs(engine: PoolingEngine, body: EmbeddingRequest) -> list[TokenSequence
     for place, item in enumerate(items):
         field = "input" if len(items) == 1 else f"input[{place}]"
         if isinstance(item, str):
-            sequence = engine.text.encode(item, limit=limit)
+            sequence = _encoded(engine, field, item, limit=limit)
         else:
             sequence = TokenSequence(tuple(item[:limit]))
             if (wrong := next((t for t in item if t >= engine.vocab), None)) is not None:
@@ -120,17 +121,30 @@ def _limit(engine: PoolingEngine, wanted: int | None) -> int | None:
 
 
 def _checked(engine: PoolingEngine, sequence: TokenSequence, field: str) -> TokenSequence:
-    length, limit = len(sequence.ids), engine.max_model_len
+    length = len(sequence.ids)
     if not length:
         raise ApiError(400, f"{field}: it is empty; expected at least one token", param=field, code="invalid_value")
-    if length > limit:
-        raise ApiError(
-            400,
-            f"{field}: it has {length} tokens, the model takes {limit}; truncate_prompt_tokens: -1 cuts it",
-            param=field,
-            code="context_length_exceeded",
-        )
+    if length > engine.max_model_len:
+        raise _too_long(field, length, engine.max_model_len)
     return sequence
+
+
+def _encoded(
+    engine: PoolingEngine, field: str, text: str, pair: str | None = None, limit: int | None = None
+) -> TokenSequence:
+    try:
+        return _checked(engine, engine.text.encode(text, pair, limit, engine.max_model_len), field)
+    except TextTooLong as error:
+        raise _too_long(field, error.length, engine.max_model_len) from None
+
+
+def _too_long(field: str, length: int, limit: int) -> ApiError:
+    return ApiError(
+        400,
+        f"{field}: it has {length} tokens, the model takes {limit}; truncate_prompt_tokens: -1 cuts it",
+        param=field,
+        code="context_length_exceeded",
+    )
 
 
 async def _pooled(engine: PoolingEngine, sequences: Sequence[TokenSequence]) -> Tensor:
@@ -148,7 +162,7 @@ async def _scores(
     if engine.spec.scores:
         pairs = await asyncio.to_thread(
             lambda: [
-                _checked(engine, engine.text.encode(one, two, limit), f"{fields[1]}[{place}]")
+                _encoded(engine, f"{fields[1]}[{place}]", one, two, limit)
                 for place, (one, two) in enumerate(zip(ones, twos, strict=True))
             ]
         )
@@ -156,7 +170,7 @@ async def _scores(
     texts = dict.fromkeys(ones, fields[0]) | {text: f"{fields[1]}[{i}]" for i, text in enumerate(twos)}
     places = {text: place for place, text in enumerate(texts)}
     sequences = await asyncio.to_thread(
-        lambda: [_checked(engine, engine.text.encode(text, limit=limit), name) for text, name in texts.items()]
+        lambda: [_encoded(engine, name, text, limit=limit) for text, name in texts.items()]
     )
     vectors = torch.nn.functional.normalize(await _pooled(engine, sequences), dim=1)
     left, right = ([places[text] for text in side] for side in (ones, twos))
