@@ -48,7 +48,9 @@ def split_events(events: bytes) -> list[bytes]:
     """Whole events one by one, each without the empty line that ends it."""
     if events.count(b"\n\n") == 1 and events.endswith(b"\n\n"):
         return [events[:-2]]
-    return [event for event in _BOUNDARY.split(events) if event]
+    # The expression looks at every byte, which costs more than parsing the events.
+    parts = _BOUNDARY.split(events) if b"\r" in events else events.split(b"\n\n")
+    return [event for event in parts if event]
 
 
 def data_of(event: bytes) -> bytes:
