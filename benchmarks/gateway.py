@@ -70,9 +70,9 @@ def serve_shoal(port: int, engines: list[str], policy: str) -> None:
     """Shoal's gateway over fixed engines, until killed."""
     import uvicorn
 
-    from shoal.engine.server.transport import HttpProtocol
     from shoal.fleet.gateway import Gateway, GatewayConfig
     from shoal.fleet.registry import Registry, ReplicaHandle
+    from shoal.http.transport import HttpProtocol
     from shoal.policy.routing import RouterConfig
 
     registry = Registry()

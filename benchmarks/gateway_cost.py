@@ -78,9 +78,9 @@ async def serve_engines(ports: list[int], pipe: Connection) -> None:
 async def serve_gateway(ports: list[int], pipe: Connection, policy: str) -> None:
     import uvicorn
 
-    from shoal.engine.server.transport import HttpProtocol
     from shoal.fleet.gateway import Gateway, GatewayConfig
     from shoal.fleet.registry import Registry, ReplicaHandle
+    from shoal.http.transport import HttpProtocol
     from shoal.policy.routing import RouterConfig
 
     registry = Registry()

@@ -15,9 +15,9 @@ from pathlib import Path
 import httpx
 
 from shoal.engine.options import EngineOptions
-from shoal.engine.server.lifecycle import Replica
-from shoal.engine.server.listening import bind, url_of
-from shoal.engine.server.state import ServerOptions
+from shoal.http.listening import bind, url_of
+from shoal.server.lifecycle import Replica
+from shoal.server.state import ServerOptions
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
@@ -61,7 +61,7 @@ class Running:
 def running(options: EngineOptions, server: ServerOptions | None = None) -> Iterator[Running]:
     """Serve until the block ends; its failure is the block's."""
     server = server or ServerOptions(port=0, drain_seconds=0)
-    sock = bind(server)
+    sock = bind(server.host, server.port)
     url = url_of(sock)
     name = options.served_name or options.model
     started = threading.Event()

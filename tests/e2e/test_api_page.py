@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from e2ekit import Running
 
-from shoal.engine.server.messages.request import MessagesRequest
-from shoal.engine.server.openapi import document
-from shoal.engine.server.responses.request import ResponsesRequest
+from shoal.server.messages.request import MessagesRequest
+from shoal.server.openapi import document
+from shoal.server.responses.request import ResponsesRequest
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 COMMANDS = [

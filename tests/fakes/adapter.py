@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from shoal.fleet.http1 import Endpoint
 from shoal.fleet.index.zmq_stream import ZmqEvents
 from shoal.fleet.registry import RawEvents, ReplicaStats
+from shoal.http.client import Endpoint
 
 
 class FakeAdapter:

@@ -23,8 +23,6 @@ from typing import Any
 import httpx
 import pytest
 
-from shoal.engine.server.listening import bind, url_of
-from shoal.engine.server.state import ServerOptions
 from shoal.fleet import adapters, supervisor
 from shoal.fleet.adapters import HttpAdapter, Order, Traits
 from shoal.fleet.adapters.shoal import Shoal
@@ -33,6 +31,7 @@ from shoal.fleet.gateway import RequestRecord
 from shoal.fleet.launch import Command
 from shoal.fleet.service import FleetService
 from shoal.fleet.unit import Unit, UnitState
+from shoal.http.listening import bind, url_of
 from shoal.policy.outcomes import Outcome
 from shoal.policy.routing import Decision
 
@@ -360,7 +359,7 @@ async def chaos_fleet(model: Path, folder: Path, replicas: int, seed: int) -> As
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(supervisor, "DIALECTS", {**adapters.DIALECTS, "shoal": dialect})
         service = FleetService(config, cores=replicas)
-        sock = bind(ServerOptions(port=0))
+        sock = bind("127.0.0.1", 0)
         ready = asyncio.Event()
 
         async def on_ready(service: FleetService) -> None:

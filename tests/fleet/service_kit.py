@@ -10,11 +10,10 @@ from typing import Any
 import httpx
 from engine import FakeEngine
 
-from shoal.engine.server.listening import bind, url_of
-from shoal.engine.server.state import ServerOptions
 from shoal.fleet.config import FleetConfig
 from shoal.fleet.config_file import load_config
 from shoal.fleet.service import FleetService, signals_steer
+from shoal.http.listening import bind, url_of
 from shoal.observe.fleet import FleetEquipment
 
 
@@ -44,7 +43,7 @@ async def served(path: Path) -> AsyncIterator[tuple[FleetService, str]]:
         return load_config(path)
 
     config = read()
-    sock = bind(ServerOptions(port=0))
+    sock = bind("127.0.0.1", 0)
     url = url_of(sock)
     if config.listen.tls_certificate:
         url = url.replace("http:", "https:")

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from e2ekit import eventually
 
-from shoal.engine.server.kv_events import KvEventPublisher
+from shoal.engine.kv.publisher import KvEventPublisher
 from shoal.fleet.adapters import DIALECTS, HttpAdapter, NotStartable, Order, ReplicaSetup
 from shoal.fleet.adapters.base import Gauges, flags, samples
 from shoal.fleet.config_file import parse_config

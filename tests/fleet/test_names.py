@@ -12,13 +12,12 @@ from engine import FakeEngine, Fault, expected_text, tokens_of
 from service_kit import body, client, engines, served, write
 
 from fleet import eventually, fleet
-from shoal.engine.server.listening import bind
-from shoal.engine.server.state import ServerOptions
 from shoal.fleet.adapters import ModelCard
 from shoal.fleet.adapters.listing import choose_card
 from shoal.fleet.config_file import load_config
 from shoal.fleet.gateway.names import Names
 from shoal.fleet.service import FleetService
+from shoal.http.listening import bind
 from shoal.policy.outcomes import LegFailed
 
 TEXT = expected_text(tokens_of("abcdefgh"), 4)
@@ -153,7 +152,7 @@ async def test_an_attached_replica_says_why_it_is_not_ready(
         pools = [{"name": "p", "model": "fake", "engine": "openai", "urls": urls}]
         path.write_text(json.dumps({"pools": pools, "supervisor": {"log_dir": str(tmp_path / "logs")}}))
         service = FleetService(load_config(path), cores=1)
-        running = asyncio.ensure_future(service.run(bind(ServerOptions(port=0))))
+        running = asyncio.ensure_future(service.run(bind("127.0.0.1", 0)))
         said = lambda: [r.getMessage() for r in caplog.records if "isn't ready" in r.getMessage()]  # noqa: E731
         try:
             await eventually(lambda: len(said()) >= 3, "all three are said", 20)

@@ -12,12 +12,11 @@ from redis_server import needs_redis, redis_server
 from service_kit import body, client, engines, write
 
 from fleet import eventually
-from shoal.engine.server.listening import bind, url_of
-from shoal.engine.server.state import ServerOptions
 from shoal.fleet.config_file import load_config
 from shoal.fleet.service import FleetService
 from shoal.fleet.shared import SharedState
 from shoal.fleet.sharing import MissingRedis, connect
+from shoal.http.listening import bind, url_of
 
 pytest.importorskip("redis.asyncio", reason="needs the redis package")
 pytestmark = needs_redis
@@ -27,7 +26,7 @@ PROMPT = "a long shared context " * 60
 @contextlib.asynccontextmanager
 async def gateway(path: Path) -> AsyncIterator[tuple[FleetService, httpx.AsyncClient]]:
     """A fleet of its own, ready."""
-    sock = bind(ServerOptions(port=0))
+    sock = bind("127.0.0.1", 0)
     ready = asyncio.Event()
 
     async def on_ready(service: FleetService) -> None:

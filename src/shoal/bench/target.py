@@ -11,7 +11,7 @@ import msgspec
 from shoal.bench.errors import BenchError
 from shoal.bench.events import DONE, Event, EventSplitter, Usage, error_text
 from shoal.bench.prompts import SAMPLE, IdPrompts, TextPrompts
-from shoal.fleet.http1 import Answer, Endpoint
+from shoal.http.client import Answer, Endpoint
 from shoal.policy.outcomes import LegFailed, Outcome, outcome_of_status
 
 Api = Literal["completions", "chat"]

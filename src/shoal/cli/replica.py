@@ -44,8 +44,8 @@ def main() -> int:
 
 def _serve(setup: "object", sock: socket.socket) -> None:
     from shoal.cli.loops import loop_factory
-    from shoal.engine.server.lifecycle import Replica, signals_stop
     from shoal.fleet.adapters.shoal import ReplicaSetup
+    from shoal.server.lifecycle import Replica, signals_stop
 
     assert isinstance(setup, ReplicaSetup)
 

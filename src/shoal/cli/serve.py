@@ -20,8 +20,8 @@ from shoal.specs.errors import SpecError
 
 if TYPE_CHECKING:
     from shoal.engine.options import EngineOptions, LoraModule
-    from shoal.engine.server.lifecycle import Replica
-    from shoal.engine.server.state import ServerOptions
+    from shoal.server.lifecycle import Replica
+    from shoal.server.state import ServerOptions
 
 _KV_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -178,7 +178,7 @@ def serve(
     if engine.rendezvous == "env" and not check:
         _join_unless_serving(engine, replicas or 1)
     try:
-        from shoal.engine.server.state import ServerOptions
+        from shoal.server.state import ServerOptions
     except ImportError as error:
         raise MissingExtra(f"serving needs more packages: pip install 'shoal[serve]' ({error})") from None
     server = ServerOptions(
@@ -220,12 +220,12 @@ def _join_unless_serving(engine: EngineOptions, replicas: int) -> None:
 
 
 def _run(engine: EngineOptions, server: ServerOptions, console: Console, demo_prompt: str | None) -> None:
-    from shoal.engine.server.listening import bind, url_of
+    from shoal.http.listening import bind, url_of
 
     # Before torch is imported, let alone a model loaded: a port in use must not cost a minute.
-    sock = bind(server)
-    from shoal.engine.server.lifecycle import Replica, signals_stop
+    sock = bind(server.host, server.port)
     from shoal.observe.replica import ReplicaDashboard
+    from shoal.server.lifecycle import Replica, signals_stop
 
     url = url_of(sock)
     name = engine.served_name or engine.model

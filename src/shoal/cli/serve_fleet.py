@@ -18,9 +18,9 @@ from shoal.specs.errors import SpecError
 
 if TYPE_CHECKING:
     from shoal.engine.options import EngineOptions
-    from shoal.engine.server.state import ServerOptions
     from shoal.fleet.config import FleetConfig, Pool
     from shoal.fleet.service import FleetService
+    from shoal.server.state import ServerOptions
 
 _PER_POOL = frozenset({"model", "served_name", "threads", "tp", "pp", "dp", "cp", "ep"})
 """Of EngineOptions: said of a pool itself."""
@@ -107,10 +107,9 @@ def _serve(
     if check:
         show_plan(console, config, cores)
         return
-    from shoal.engine.server.listening import bind, url_of
-    from shoal.engine.server.state import ServerOptions
+    from shoal.http.listening import bind, url_of
 
-    sock = bind(ServerOptions(host=config.listen.host, port=config.listen.port))
+    sock = bind(config.listen.host, config.listen.port)
     from shoal.fleet.service import FleetService, signals_steer
     from shoal.observe.fleet import FleetEquipment
 

@@ -114,7 +114,7 @@ def _numerics(options: EngineOptions, spec: ModelSpec, dtype: torch.dtype) -> st
 def _publisher(options: EngineOptions, executor: Executor) -> KvEventSink | None:
     if options.kv_events is None:
         return None
-    from shoal.engine.server.kv_events import KvEventPublisher
+    from shoal.engine.kv.publisher import KvEventPublisher
 
     try:
         return KvEventPublisher(options.kv_events)

@@ -82,7 +82,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     cache_dir: str | None = None
     offline: bool = False
     kv_events: str | None = None
-    """`tcp://host:port` to publish KV events at (see engine.server.kv_events); replays are on the port after it."""
+    """`tcp://host:port` to publish KV events at (see engine.kv.publisher); replays are on the port after it."""
     kv_transfer: str | None = None
     """`tcp://host:port` to offer the KV of prompts at, for replicas that decode them, and leave to take such offers
     of others. Port 0: any free one. None: neither."""

@@ -13,8 +13,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from shoal.engine.server.serving import serve_while
-from shoal.engine.server.work_threads import use_work_threads
 from shoal.fleet.config import FleetConfig
 from shoal.fleet.gateway import Gateway
 from shoal.fleet.health import HealthMonitor
@@ -22,6 +20,8 @@ from shoal.fleet.index import Followers
 from shoal.fleet.registry import Registry
 from shoal.fleet.sharing import Sharing
 from shoal.fleet.supervisor import Supervisor
+from shoal.http.serving import serve_while
+from shoal.http.work_threads import use_work_threads
 from shoal.policy.routing.kv import CombinedIndex, ExactIndex
 from shoal.specs.errors import SpecError
 

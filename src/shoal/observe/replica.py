@@ -18,7 +18,7 @@ from shoal.observe.view import FleetView, ReplicaView, Totals
 from shoal.observe.window import Ended, Window, hit_ratios, latency
 
 if TYPE_CHECKING:
-    from shoal.engine.server.lifecycle import Replica
+    from shoal.server.lifecycle import Replica
 
 _GOOD = ("stop", "length")
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from fleet import QUICK, eventually, fleet
 from shoal.fleet.gateway import GatewayConfig
 from shoal.fleet.health import HealthConfig, HealthMonitor
-from shoal.fleet.http1 import Endpoint
 from shoal.fleet.index import BadEvents, decode_batch
 from shoal.fleet.index.events import Cleared, Removed, Stored
 from shoal.fleet.leases import Held, LeaseError
 from shoal.fleet.registry import Registry, ReplicaHandle, ReplicaStats
 from shoal.fleet.registry.rates import Peers, Rates
+from shoal.http.client import Endpoint
 from shoal.policy.batching import BlockPool, Extras, PrefixHasher, make_extras
 from shoal.policy.outcomes import LegFailed, Outcome
 from shoal.policy.routing import Decision, RouteRequest, build_router

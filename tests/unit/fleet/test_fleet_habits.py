@@ -10,9 +10,9 @@ import pytest
 from engine import Fault, expected_text, tokens_of
 
 from fleet import Fleet, Streamed, eventually, fleet
-from shoal.engine.server.encodings import decompress
-from shoal.engine.server.errors import ApiError
 from shoal.fleet.gateway import GatewayConfig
+from shoal.http.encodings import decompress
+from shoal.http.errors import ApiError
 
 HEARTBEAT = b": keep-alive\n\n"
 

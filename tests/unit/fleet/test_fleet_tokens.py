@@ -13,7 +13,8 @@ from fleet import Fleet, eventually, fleet
 from shoal.fleet.gateway import GatewayConfig, KeyConfig, RequestRecord
 from shoal.fleet.gateway.body import asking_for_usage, parse
 from shoal.fleet.gateway.formats import CompletionsFormat, StreamReader
-from shoal.fleet.gateway.sse import SseSplitter, payloads, without_token_ids, without_usage
+from shoal.fleet.gateway.sse import without_token_ids, without_usage
+from shoal.http.sse import SseSplitter, payloads
 
 LIMIT = 2000
 

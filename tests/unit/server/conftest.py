@@ -8,11 +8,11 @@ import pytest
 import uvicorn
 from serverkit import ScriptEngine, Served, eventually
 
-from shoal.engine.server.app import build_app
-from shoal.engine.server.listening import bind, url_of
-from shoal.engine.server.state import ServerOptions, ServerState
-from shoal.engine.server.transport import HttpProtocol
-from shoal.engine.server.work_threads import use_work_threads
+from shoal.http.listening import bind, url_of
+from shoal.http.transport import HttpProtocol
+from shoal.http.work_threads import use_work_threads
+from shoal.server.app import build_app
+from shoal.server.state import ServerOptions, ServerState
 
 
 def _start(**options: object) -> tuple[Served, Callable[[], None]]:
@@ -22,7 +22,7 @@ def _start(**options: object) -> tuple[Served, Callable[[], None]]:
     state = ServerState(server_options, "script", created=1)
     if attach:
         state.attach(engine)
-    sock = bind(server_options)
+    sock = bind(server_options.host, server_options.port)
     server = uvicorn.Server(
         uvicorn.Config(build_app(state), lifespan="off", log_config=None, http=HttpProtocol, ws="none")
     )

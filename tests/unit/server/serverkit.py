@@ -22,10 +22,10 @@ from shoal.engine.sampling.defaults import SamplingDefaults
 from shoal.engine.sampling.errors import InvalidParameter
 from shoal.engine.sampling.guided import GuidedCompiler
 from shoal.engine.sampling.params import GuidedParams, SamplingParams
-from shoal.engine.server.state import ServerState
 from shoal.engine.text.convert import ConvertedTokenizer, TokenizerMeta
 from shoal.engine.text.tokenizer import Tokenizer
 from shoal.policy.batching.plan import TokenLogprobs
+from shoal.server.state import ServerState
 from shoal.specs.model import ModelSpec, NormSpec
 
 TEMPLATE = (

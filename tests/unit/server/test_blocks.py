@@ -4,9 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.engine.outputs import RequestOutput
-from shoal.engine.server.answers import Delta, FunctionDelta, ToolCallDelta
-from shoal.engine.server.blocks import BlockReader, Closed, Grown, Opened
-from shoal.engine.server.conversation import Piece
+from shoal.server.answers import Delta, FunctionDelta, ToolCallDelta
+from shoal.server.blocks import BlockReader, Closed, Grown, Opened
+from shoal.server.conversation import Piece
 
 
 def piece(*deltas: Delta, tokens: int = 1, end: bool = False) -> Piece:

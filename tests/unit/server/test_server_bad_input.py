@@ -140,7 +140,7 @@ _PYTHON = re.compile(
 
 def test_errors_speak_of_json_not_of_python(served: Served) -> None:
     """Every field of both endpoints, with values of every wrong kind: no Python word in any 400."""
-    from shoal.engine.server.protocol import ChatRequest, CompletionRequest
+    from shoal.server.protocol import ChatRequest, CompletionRequest
 
     wrong: list[Any] = [True, -7.5, 10**30, "wrong", [], [None], {}, {"type": "wrong"}, {"a": [1]}, [[True]]]
     asked = 0

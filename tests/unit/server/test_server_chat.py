@@ -297,7 +297,7 @@ def test_constraints_reach_the_engine(served: Served, extra: dict[str, Any], kin
 
 
 def test_every_null_means_the_default(served: Served) -> None:
-    from shoal.engine.server.protocol import ChatRequest
+    from shoal.server.protocol import ChatRequest
 
     nulls = {name: None for name in ChatRequest.__struct_fields__ if name not in ASK}
     with served.client() as client:

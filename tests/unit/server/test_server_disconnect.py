@@ -60,7 +60,7 @@ def test_leaving_while_the_body_is_sent(served: Served) -> None:
 
 
 def test_a_client_that_only_stops_reading_is_cut_off(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.engine.server.connection.STALL_SECONDS", 0.3)
+    monkeypatch.setattr("shoal.http.event_stream.STALL_SECONDS", 0.3)
     served.engine.answer = "x" * 900
     served.engine.repeat = 20_000
     with post(served, {**COMPLETE, "max_tokens": 900, "stream": True}) as sock:
@@ -127,7 +127,7 @@ def test_shutdown_ends_a_stream_in_its_own_dialect(
 def test_a_connection_that_says_nothing_or_half_a_head_is_closed(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.engine.server.transport.HEAD_SECONDS", 0.2)
+    monkeypatch.setattr("shoal.http.transport.HEAD_SECONDS", 0.2)
     host, port = served.url.removeprefix("http://").split(":")
     whole = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
     for said in (b"", b"GET /hea", whole + b"GET /hea"):

@@ -224,7 +224,7 @@ UNSUPPORTED = {
 
 
 def test_every_field_of_the_openai_client_is_known(served: Served) -> None:
-    from shoal.engine.server.protocol import ChatRequest, CompletionRequest
+    from shoal.server.protocol import ChatRequest, CompletionRequest
 
     for params, known in (
         (chat_params.CompletionCreateParamsBase, ChatRequest),

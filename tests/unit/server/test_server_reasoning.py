@@ -9,9 +9,9 @@ import tokenizers
 from serverkit import ScriptEngine, Served
 from tokenizers import AddedToken
 
-from shoal.engine.server.required_reader import RequiredReader
 from shoal.engine.text.convert import ConvertedTokenizer, TokenizerMeta
 from shoal.engine.text.tokenizer import Tokenizer
+from shoal.server.required_reader import RequiredReader
 
 ASK = {"model": "script", "messages": [{"role": "user", "content": "Hi"}]}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}

@@ -258,9 +258,9 @@ def test_codex_request_is_taken_whole(served: Served) -> None:
 
 
 def test_effort_none_turns_thinking_off() -> None:
-    from shoal.engine.server.responses.conversion import chat_request, input_items
-    from shoal.engine.server.responses.request import ResponseReasoning, ResponsesRequest
-    from shoal.engine.server.responses.tools import Offer
+    from shoal.server.responses.conversion import chat_request, input_items
+    from shoal.server.responses.request import ResponseReasoning, ResponsesRequest
+    from shoal.server.responses.tools import Offer
 
     for effort, variables in (("none", {"enable_thinking": False, "thinking": False}), ("max", None)):
         body = ResponsesRequest(model="m", input="Hi", reasoning=ResponseReasoning(effort))  # type: ignore[arg-type]
@@ -326,7 +326,7 @@ def test_item_references_are_resolved_or_refused(openai: OpenAI, served: Served)
 
 def test_sealed_reasoning_comes_back(served: Served) -> None:
     """Codex hands back only `encrypted_content`."""
-    from shoal.engine.server.responses.conversion import opened, sealed
+    from shoal.server.responses.conversion import opened, sealed
 
     assert opened(sealed("Höhe\n")) == "Höhe\n"
     assert opened("gAAAA") == opened("shoal1:%%%") == ""

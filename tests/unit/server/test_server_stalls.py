@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serverkit import Served
 
-from shoal.engine.server import prompts
-from shoal.engine.server.errors import ApiError
-from shoal.engine.server.json_limits import MAX_CONTAINERS, MAX_VALUES, _Outside, check_structure
+from shoal.http.errors import ApiError
+from shoal.http.json_limits import MAX_CONTAINERS, MAX_VALUES, _Outside, check_structure
+from shoal.server import prompts
 
 MIB = 2**20
 
@@ -102,8 +102,8 @@ def test_tokenize_takes_texts_of_a_bounded_size(served: Served) -> None:
 
 
 def test_long_log_probabilities_are_shaped_off_the_loop(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    from shoal.engine.server import chat as chat_module
-    from shoal.engine.server import completions
+    from shoal.server import chat as chat_module
+    from shoal.server import completions
 
     threads: list[str] = []
 

@@ -10,7 +10,7 @@ import uvicorn
 from serverkit import eventually
 from starlette.types import Receive, Scope, Send
 
-from shoal.engine.server.transport import ON_LOST, HttpProtocol
+from shoal.http.transport import ON_LOST, HttpProtocol
 
 Address = tuple[str, int]
 

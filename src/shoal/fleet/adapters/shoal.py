@@ -6,11 +6,11 @@ import sys
 import msgspec
 
 from shoal.engine.options import EngineOptions
-from shoal.engine.server.state import ServerOptions
 from shoal.fleet.adapters.base import Gauges, HttpAdapter, Order, Traits
 from shoal.fleet.config_checks import engine_options
 from shoal.fleet.launch.process import Command
 from shoal.fleet.registry.contracts import ReplicaStats
+from shoal.server.state import ServerOptions
 
 DRAIN_SECONDS = 5.0
 """The gateway drains before it ends a replica: what is left then is nobody's."""

@@ -2,26 +2,14 @@
 
 import asyncio
 import logging
-import re
-import uuid
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from shoal.engine.server.errors import (
-    JSON_TYPE,
-    ApiError,
-    error_json,
-    internal_error,
-    is_messages_path,
-    messages_error_json,
-    shutting_down,
-)
-from shoal.engine.server.transport import ON_LOST
 from shoal.fleet.gateway.apis import APIS
-from shoal.fleet.gateway.bodies import Bodies, Gone
+from shoal.fleet.gateway.bodies import Bodies
 from shoal.fleet.gateway.body import Parsed, Sizer, parse_off_loop, route_request
 from shoal.fleet.gateway.config import GatewayConfig
 from shoal.fleet.gateway.dispatch import Dispatcher
@@ -36,15 +24,24 @@ from shoal.fleet.gateway.tokens import TokenSource
 from shoal.fleet.registry import Registry
 from shoal.fleet.shared import SharedState
 from shoal.fleet.split import SplitConfig, Splitter
+from shoal.http.errors import (
+    JSON_TYPE,
+    ApiError,
+    error_json,
+    internal_error,
+    is_messages_path,
+    messages_error_json,
+    shutting_down,
+)
+from shoal.http.event_stream import ClientDisconnected
+from shoal.http.request_ids import CLIENT_CLOSED, request_id
+from shoal.http.transport import ON_LOST
 from shoal.policy.admission import Admission, Ticket
 from shoal.policy.outcomes import Outcome
 from shoal.policy.retry import RetryBudget
 from shoal.policy.routing import Router, build_router
 
 log = logging.getLogger("shoal.fleet")
-
-_REQUEST_ID = re.compile(r"^[A-Za-z0-9._:\-]{1,128}$")
-CLIENT_CLOSED = 499
 
 
 class Gateway:
@@ -113,7 +110,7 @@ class Gateway:
             await self._answer(scope, receive, send, record, task)
         except ApiError as error:
             await self._send_error(send, record, error)
-        except Gone:
+        except ClientDisconnected:
             record.status = CLIENT_CLOSED
             record.outcome = Outcome.CANCELLED
         except asyncio.CancelledError:
@@ -130,18 +127,15 @@ class Gateway:
             self._dispatcher.pump()
 
     def _record(self, scope: Scope) -> RequestRecord:
-        request_id = traceparent = ""
+        given = traceparent = ""
         for name, value in scope["headers"]:
             if name == b"x-request-id":
-                request_id = value.decode("latin-1")
+                given = value.decode("latin-1")
             elif name == b"traceparent":
                 traceparent = value.decode("latin-1")
-        if not _REQUEST_ID.match(request_id):
-            # A UUID: some engines refuse any other id.
-            request_id = str(uuid.uuid4())
         client = scope.get("client")
         return RequestRecord(
-            request_id,
+            request_id(given),
             scope["path"],
             scope["method"],
             self.registry.clock(),

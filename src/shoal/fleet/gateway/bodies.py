@@ -7,15 +7,11 @@ from typing import Any
 
 from starlette.types import Receive
 
-from shoal.engine.server.connection import off_loop_if
-from shoal.engine.server.encodings import OFF_LOOP_BYTES, decompress, is_encoded
-from shoal.engine.server.errors import ApiError
 from shoal.fleet.gateway.config import GatewayConfig
 from shoal.fleet.gateway.head import RequestHead
-
-
-class Gone(Exception):
-    """The client left before its request was whole."""
+from shoal.http.encodings import OFF_LOOP_BYTES, decompress, is_encoded
+from shoal.http.errors import body_timeout, body_too_large, unsupported_media_type
+from shoal.http.event_stream import ClientDisconnected, off_loop_if
 
 
 class Bodies:
@@ -36,7 +32,7 @@ class Bodies:
                 task.cancel()
 
     async def read(self, receive: Receive, head: RequestHead, task: "asyncio.Task[Any]") -> bytes:
-        """The whole body, decompressed. `ApiError` 400, 408, 413 or 415, or `Gone`."""
+        """The whole body, decompressed. `ApiError` 400, 408, 413 or 415, or `ClientDisconnected`."""
         body = await self._read(receive, head, task)
         encoding = head.content_encoding.decode("latin-1")
         if not is_encoded(encoding):
@@ -47,16 +43,10 @@ class Bodies:
     async def _read(self, receive: Receive, head: RequestHead, task: "asyncio.Task[Any]") -> bytes:
         media = head.content_type.split(b";", 1)[0].strip().lower()
         if media != b"application/json" and not media.endswith(b"+json"):
-            shown = media[:80].decode("latin-1")
-            raise ApiError(
-                415,
-                f"Content-Type {shown!r} is not accepted; send application/json",
-                param="Content-Type",
-                code="unsupported_media_type",
-            )
+            raise unsupported_media_type(media.decode("latin-1"))
         limit, length = self._config.max_body_bytes, head.content_length
         if length.isdigit() and int(length) > limit:
-            raise _too_large(limit)
+            raise body_too_large(limit)
         self._reading[task] = self._clock()
         parts: list[bytes] = []
         size = 0
@@ -64,12 +54,12 @@ class Bodies:
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise Gone
+                    raise ClientDisconnected
                 if part := message.get("body", b""):
                     parts.append(part)
                     size += len(part)
                     if size > limit:
-                        raise _too_large(limit)
+                        raise body_too_large(limit)
                 if not message.get("more_body", False):
                     return parts[0] if len(parts) == 1 else b"".join(parts)
         except asyncio.CancelledError:
@@ -77,20 +67,6 @@ class Bodies:
                 raise
             self._slow.discard(task)
             task.uncancel()
-            raise ApiError(
-                408,
-                f"the body did not arrive within {self._config.body_seconds:g} s",
-                code="request_timeout",
-                headers={"Connection": "close"},
-            ) from None
+            raise body_timeout(self._config.body_seconds) from None
         finally:
             del self._reading[task]
-
-
-def _too_large(limit: int) -> ApiError:
-    return ApiError(
-        413,
-        f"the body is larger than this gateway accepts ({limit} bytes)",
-        code="request_too_large",
-        headers={"Connection": "close"},
-    )

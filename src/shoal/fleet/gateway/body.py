@@ -13,10 +13,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Raw
 
-from shoal.engine.server.errors import ApiError
-from shoal.engine.server.json_limits import UNCHECKED_BYTES, check_structure
-from shoal.engine.server.json_words import in_json_terms
 from shoal.fleet.gateway.apis import ENDPOINTS, Api, Endpoint
+from shoal.http.errors import ApiError
+from shoal.http.json_limits import UNCHECKED_BYTES, check_structure
+from shoal.http.json_words import in_json_terms
 from shoal.policy.batching.prefix import make_extras
 from shoal.policy.routing.contracts import RouteRequest
 from shoal.policy.routing.router import Router

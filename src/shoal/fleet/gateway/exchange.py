@@ -11,7 +11,6 @@ import logging
 
 from starlette.types import Send
 
-from shoal.engine.server.errors import ApiError, ErrorBody
 from shoal.fleet.gateway.body import Parsed, asking_for_usage, with_fields
 from shoal.fleet.gateway.config import GatewayConfig
 from shoal.fleet.gateway.dispatch import Dispatcher
@@ -21,12 +20,14 @@ from shoal.fleet.gateway.leg import Leg, Refused, learn
 from shoal.fleet.gateway.record import Observers, RequestRecord
 from shoal.fleet.gateway.replies import answer_headers, closed, failed, refusal_of
 from shoal.fleet.gateway.reply import Headers, Reply
-from shoal.fleet.gateway.sse import SseSplitter, without_token_ids, without_usage
+from shoal.fleet.gateway.sse import without_token_ids, without_usage
 from shoal.fleet.gateway.stored import Owner, StoredResponses
 from shoal.fleet.gateway.usage import TokenMeter, output_estimate, response_id_of, usage_of
-from shoal.fleet.http1 import Answer
 from shoal.fleet.registry import Registry
 from shoal.fleet.split import Handoff, Splitter
+from shoal.http.client import Answer
+from shoal.http.errors import ApiError, ErrorBody
+from shoal.http.sse import SseSplitter
 from shoal.policy.admission import Ticket
 from shoal.policy.outcomes import MEANINGS, LegFailed, Outcome, outcome_of_exception
 from shoal.policy.retry import RetryBudget

@@ -5,9 +5,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from shoal.engine.server.errors import ErrorBody, error_json, messages_error_json
-from shoal.fleet.gateway.sse import data_of, split_events
 from shoal.fleet.gateway.usage import AnyUsage, Usage, estimate_tokens
+from shoal.http.errors import ErrorBody, error_json, messages_error_json
+from shoal.http.sse import data_of, split_events
 from shoal.policy.outcomes import LegFailed, Outcome
 
 _CLIENT_TYPES = frozenset({"invalid_request_error", "not_found_error", "BadRequestError", "NotFoundError"})

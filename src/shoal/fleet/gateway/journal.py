@@ -22,9 +22,9 @@ import msgspec
 
 from shoal.fleet.gateway.body import Parsed, given, with_fields
 from shoal.fleet.gateway.formats import Chunk, StreamReader
-from shoal.fleet.gateway.sse import DONE
 from shoal.fleet.gateway.usage import Usage
 from shoal.fleet.registry import ReplicaHandle
+from shoal.http.sse import DONE
 
 Mode = Literal["replay", "resume"]
 

@@ -1,11 +1,11 @@
 """Who a client is, and how much it may ask for."""
 
-import hashlib
 import hmac
 from dataclasses import dataclass
 
-from shoal.engine.server.errors import ApiError
 from shoal.fleet.gateway.config import KeyConfig, KeyScope
+from shoal.http.errors import ApiError
+from shoal.http.keys import bearer_digest, invalid_key
 from shoal.policy.admission import retry_after_header
 
 
@@ -89,19 +89,12 @@ class Clients:
         """The client of an Authorization header; `ApiError` 401 if there are keys and it has none of them."""
         if self._anyone is not None:
             return self._anyone
-        scheme, _, token = authorization.partition(b" ")
-        given = hashlib.sha256(token.strip()).digest()
+        given, is_bearer = bearer_digest(authorization)
         found: Client | None = None
         for digest, client in self._known:
             # Every key is compared, also after a match.
             if hmac.compare_digest(given, digest):
                 found = client
-        if found is None or scheme.lower() != b"bearer":
-            raise ApiError(
-                401,
-                "a valid API key is required: send `Authorization: Bearer KEY`",
-                kind="authentication_error",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
+        if found is None or not is_bearer:
+            raise invalid_key()
         return found

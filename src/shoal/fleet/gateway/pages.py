@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from shoal.engine.server.errors import JSON_TYPE, ApiError
-from shoal.engine.server.openapi import fleet_document
 from shoal.fleet.gateway.config import KeyScope
 from shoal.fleet.gateway.keys import Client, Clients
+from shoal.fleet.gateway.openapi import fleet_document
 from shoal.fleet.gateway.record import RequestRecord
+from shoal.http.errors import JSON_TYPE, ApiError
 
 if TYPE_CHECKING:
     from shoal.fleet.gateway.app import Gateway

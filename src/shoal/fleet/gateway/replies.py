@@ -1,10 +1,10 @@
 """The words of a gateway: headers of its answers, and what faults are to a client."""
 
-from shoal.engine.server.errors import ApiError, ErrorBody, error_json
 from shoal.fleet.gateway.formats import ErrorDetail, failure_of
 from shoal.fleet.gateway.leg import Leg, Refused
 from shoal.fleet.gateway.record import RequestRecord
 from shoal.fleet.gateway.reply import Headers
+from shoal.http.errors import ApiError, ErrorBody, error_json
 from shoal.policy.admission import retry_after_header
 from shoal.policy.outcomes import MEANINGS, LegFailed, Outcome
 

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 from starlette.types import Send
 
-from shoal.engine.server.errors import ErrorBody
 from shoal.fleet.gateway.formats import StreamFormat
 from shoal.fleet.gateway.record import RequestRecord
-from shoal.fleet.gateway.sse import HEARTBEAT
+from shoal.http.errors import ErrorBody
+from shoal.http.sse import HEARTBEAT
 from shoal.policy.outcomes import Outcome
 
 Headers = list[tuple[bytes, bytes]]

@@ -3,9 +3,9 @@
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from shoal.engine.server.errors import ApiError
 from shoal.fleet.gateway.body import Parsed, text_of
 from shoal.fleet.registry import Registry
+from shoal.http.errors import ApiError
 from shoal.policy.routing import RouteRequest
 
 _MAX_KNOWN = 65_536

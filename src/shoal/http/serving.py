@@ -1,0 +1,71 @@
+"""An HTTP server and what lives behind it, as one: it serves until either ends, and then lets go in order."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from shoal.http.transport import HttpProtocol
+
+LAST_WORDS_SECONDS = 5.0
+"""When what is behind has ended every request, connections get this long to carry the last events out."""
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without its own signal handlers: the drain comes first."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve_while(
+    app: ASGIApp,
+    sock: socket.socket,
+    life: Coroutine[Any, Any, None],
+    *,
+    close: Callable[[], Awaitable[None]],
+    hurried: Callable[[], bool],
+    certificate: str | None = None,
+    key: str | None = None,
+) -> None:
+    """Serve `app` on `sock` until `life` ends; then `close` it, and the socket. What `life` raises is raised then.
+
+    `hurried` is asked whether connections are to be cut. `certificate` and `key` are PEM files: HTTPS, then.
+    """
+    config = uvicorn.Config(
+        app,
+        http=HttpProtocol,
+        ws="none",
+        loop="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        # The access log names who is connected, not what a client says of itself.
+        proxy_headers=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=int(LAST_WORDS_SECONDS),
+        backlog=1024,
+        ssl_certfile=certificate,
+        ssl_keyfile=key,
+    )
+    server = _Server(config)
+    serving = asyncio.ensure_future(server.serve(sockets=[sock]))
+    living = asyncio.ensure_future(life)
+    try:
+        await asyncio.wait({serving, living}, return_when=asyncio.FIRST_COMPLETED)
+        if living.done():
+            living.result()
+    finally:
+        living.cancel()
+        await asyncio.gather(living, return_exceptions=True)
+        await close()
+        server.should_exit = True
+        server.force_exit = hurried()
+        await serving
+        sock.close()

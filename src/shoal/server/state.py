@@ -1,0 +1,183 @@
+"""What the routes share: the engine once it is loaded, the options of the server, and whether it is leaving."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from shoal.engine.handoff.params import KvTransferParams
+from shoal.engine.outputs import EngineStats, RequestOutput
+from shoal.engine.request import EngineRequest
+from shoal.engine.sampling.defaults import SamplingDefaults
+from shoal.engine.sampling.params import SamplingParams
+from shoal.engine.text.reasoning import ReasoningMode
+from shoal.engine.text.tokenizer import Tokenizer
+from shoal.http.errors import ApiError, unavailable
+from shoal.server.metrics import ServerMetrics
+from shoal.server.responses.store import ResponseStore
+from shoal.specs.model import ModelSpec
+
+if TYPE_CHECKING:
+    from shoal.engine.pooling.engine import PoolingEngine
+
+
+class Engine(Protocol):
+    """What the server asks of an engine; `AsyncEngine` is the one, and a fleet's tests may bring another."""
+
+    @property
+    def model_name(self) -> str: ...
+    @property
+    def reasoning(self) -> ReasoningMode: ...
+    @property
+    def spec(self) -> ModelSpec: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        """For what a request leaves out."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def adapters(self) -> Sequence[str]:
+        """Names of the LoRA adapters that requests may choose by `model`."""
+
+    @property
+    def healthy(self) -> bool: ...
+    def stats(self) -> EngineStats: ...
+    def prepare(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        output: Sequence[int] = (),
+        kv_transfer: KvTransferParams | None = None,
+        lora: str | None = None,
+    ) -> EngineRequest:
+        """A request that can be computed, or InvalidRequest. Callable from any thread: it may take a while."""
+
+    def stream(self, request: EngineRequest) -> AsyncGenerator[RequestOutput, None]:
+        """Its outputs as they come; closing the generator aborts it."""
+
+
+class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How the endpoint listens and what it bears."""
+
+    host: str = "127.0.0.1"
+    """Loopback by default: whoever wants the network says so."""
+    port: int = 8000
+    """0: any free port, printed when ready."""
+    api_key: str | None = None
+    kv_key: str | None = None
+    """What replicas that hand KV to each other share; needed with the engine's `kv_transfer`."""
+    max_body_bytes: int = 16 * 1024 * 1024
+    body_seconds: float = 60.0
+    """A body must have arrived within this."""
+    drain_seconds: float = 30.0
+    """Requests in flight get this long to end when the server is told to stop."""
+    heartbeat_seconds: float = 10.0
+    """A stream that is silent for so long gets a comment, so that no proxy takes it for dead; 0: never."""
+    access_log: bool = False
+    aliases: tuple[str, ...] = ()
+    """Further names that clients may use for the model."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins of web pages that may call the API from a browser; `*`: all."""
+
+    def __repr__(self) -> str:
+        return f"ServerOptions(host={self.host!r}, port={self.port}, api_key={'set' if self.api_key else 'none'})"
+
+
+class ServerState:
+    """Owned by the event loop; only the engine's own thread-safe methods are called from elsewhere."""
+
+    def __init__(self, options: ServerOptions, model_name: str, created: int, adapters: Sequence[str] = ()) -> None:
+        self.options = options
+        self.model_name = model_name
+        self.names = tuple(dict.fromkeys((model_name, *options.aliases)))
+        """All of the model itself."""
+        self.adapters = tuple(adapters)
+        """Further names, each the model with a LoRA adapter."""
+        self.created = created
+        self.metrics = ServerMetrics(model_name)
+        self.responses = ResponseStore()
+        self.draining = False
+        self.live: set[asyncio.Task[Any]] = set()
+        """Requests being answered."""
+        self._engine: Engine | None = None
+        self._pooling: PoolingEngine | None = None
+
+    def attach(self, engine: Engine) -> None:
+        """The model is loaded: from now on requests are served."""
+        self._engine = engine
+        self.metrics.watch(engine.stats)
+
+    def attach_pooling(self, engine: "PoolingEngine") -> None:
+        """As `attach`, of a model that gives vectors or scores."""
+        self._pooling = engine
+        self.metrics.watch(engine.stats)
+
+    def cancel_requests(self) -> None:
+        """End every request that is still being answered, with an error that says the server goes away."""
+        for task in tuple(self.live):
+            task.cancel()
+
+    @property
+    def not_ready(self) -> str | None:
+        """Why requests can't be served now; None: they can."""
+        if self.draining:
+            return "the server is shutting down"
+        engine = self._engine or self._pooling
+        if engine is None:
+            return "the model is still loading"
+        if not engine.healthy:
+            return "the engine has stopped"
+        return None
+
+    def _check_ready(self) -> None:
+        if (reason := self.not_ready) is not None:
+            loading = self._engine is None and self._pooling is None
+            raise unavailable(reason, "shutting_down" if self.draining else "loading" if loading else "engine_dead")
+
+    def engine(self) -> Engine:
+        """The engine, or `ApiError`: 503 that says why there is none, 400 for a model that doesn't generate."""
+        self._check_ready()
+        if self._engine is None:
+            raise self._unsupported(
+                "gives vectors or scores and generates no text; use /v1/embeddings or /v1/score"
+            )
+        return self._engine
+
+    def pooling(self) -> "PoolingEngine":
+        """As `engine`, of a model that gives vectors or scores."""
+        self._check_ready()
+        if self._pooling is None:
+            raise self._unsupported(
+                "generates text and gives no vectors or scores: its files don't declare how states are pooled "
+                "(sentence-transformers' modules.json, or a ...ForSequenceClassification architecture)"
+            )
+        return self._pooling
+
+    def _unsupported(self, why: str) -> ApiError:
+        return ApiError(400, f"model {self.model_name!r} {why}", param="model", code="unsupported_model")
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Longest sequence in tokens; None: not known yet."""
+        engine = self._engine or self._pooling
+        return engine.max_model_len if engine is not None and self.not_ready is None else None
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name not in self.names and name not in self.adapters:
+            served = ", ".join(repr(n) for n in (*self.names, *self.adapters))
+            raise ApiError(
+                404,
+                f"model {name[:200]!r} is not served here; this server has {served}",
+                param="model",
+                code="model_not_found",
+            )
