@@ -65,7 +65,7 @@ def hardware(options: HardwareOptions) -> Hardware | None:
     from shoal.plan.work import model_work
     from shoal.specs.catalog import load_catalog
     from shoal.specs.catalog.models import catalog_model
-    from shoal.specs.parse import load_model_spec
+    from shoal.specs.load import load_model_spec
     from shoal.specs.sizes import stored_groups, weight_bytes
 
     if options.gpu is None and options.bandwidth is None:

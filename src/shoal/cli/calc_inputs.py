@@ -66,7 +66,7 @@ def show(answer: Answer, as_json: bool) -> None:
 def model_of(name: str, catalogs: Sequence[Path] | None) -> ModelSpec:
     """The model at a path, or of this name in the catalogue."""
     from shoal.specs.catalog.models import catalog_model
-    from shoal.specs.parse import load_model_spec
+    from shoal.specs.load import load_model_spec
 
     return load_model_spec(name) if Path(name).exists() else catalog_model(name, catalogs or ())
 

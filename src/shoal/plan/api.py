@@ -16,8 +16,8 @@ from shoal.plan.search import search
 from shoal.specs.catalog import load_catalog
 from shoal.specs.catalog.models import catalog_entry, catalog_model
 from shoal.specs.errors import SpecError, UnknownModel
+from shoal.specs.load import load_model_spec
 from shoal.specs.model import ModelSpec
-from shoal.specs.parse import load_model_spec
 from shoal.specs.traffic import MAX_TOKENS, Lengths, Slo, Workload, positive
 
 ASSUMED_TTFT = 5.0

@@ -2,6 +2,7 @@
 
 from shoal.specs.catalog.models import catalog_model, known_models
 from shoal.specs.errors import InvalidField, SpecError, UnknownArchitecture, UnknownModel, UnreadableModel
+from shoal.specs.load import load_model_spec
 from shoal.specs.model import (
     AttentionSpec,
     FfnSpec,
@@ -15,7 +16,7 @@ from shoal.specs.model import (
     RopeSpec,
     RouterSpec,
 )
-from shoal.specs.parse import known_architectures, load_model_spec, parse_config
+from shoal.specs.parse import known_architectures, parse_config
 from shoal.specs.sizes import KvBytes, kv_bytes, kv_bytes_per_token, weight_bytes
 from shoal.specs.tensors import ParameterCounts, PartSizes, TensorGroup, parameter_counts, tensor_groups
 

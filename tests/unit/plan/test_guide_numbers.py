@@ -8,8 +8,8 @@ import pytest
 from shoal.plan import calc
 from shoal.plan.kv import kv_bytes_per_token, sequence_curve
 from shoal.specs.catalog import load_catalog
+from shoal.specs.load import load_model_spec
 from shoal.specs.model import ModelSpec
-from shoal.specs.parse import load_model_spec
 
 CONFIGS = Path(__file__).parents[3].parent / "shared" / "data" / "model-configs"
 GB = 1e9

@@ -8,7 +8,7 @@ import pytest
 from shoal.plan.memory import ReplicaMemory, replica_memory
 from shoal.specs.catalog import load_catalog
 from shoal.specs.layout import Layout
-from shoal.specs.parse import load_model_spec
+from shoal.specs.load import load_model_spec
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data"
 ROWS = DATA / "measured" / "vllm-memory.csv"

@@ -37,6 +37,7 @@ from shoal.engine.ranks.link import (
     frame,
 )
 from shoal.engine.ranks.processes import Failure, RankProcesses
+from shoal.engine.ranks.stats import RankStats
 from shoal.policy.batching.plan import StepResult
 from shoal.policy.experts import LayerLoad, add_loads
 from shoal.specs.layout import Layout
@@ -52,25 +53,6 @@ _POLL_SECONDS = 0.2
 _STEP_SHARE = 0.95
 """Of step_timeout after which a step is overdue: before the core gives up, so that the rank is named."""
 _OUT_OF_MEMORY = ("OutOfMemory", "MemoryError", "OutOfMemoryError")
-
-
-@dataclass(frozen=True, slots=True)
-class RankStats:
-    """One rank's steps so far; seconds."""
-
-    rank: int
-    name: str
-    steps: int
-    seconds: float
-    """From command to end, summed."""
-    waited: float
-    """Of these, spent waiting for other ranks."""
-    last: float
-
-    @property
-    def busy(self) -> float:
-        """Mean seconds of own work a step: the straggler is the rank that has most."""
-        return (self.seconds - self.waited) / self.steps if self.steps else 0.0
 
 
 @dataclass(slots=True)

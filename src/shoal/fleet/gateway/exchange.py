@@ -56,18 +56,14 @@ class Exchange:
         send: Send,
         stored: StoredResponses,
     ) -> None:
-        self._registry = registry
-        self._stored = stored
-        self._dispatcher = dispatcher
-        self._splitter = splitter
+        self._registry, self._stored = registry, stored
+        self._dispatcher, self._splitter = dispatcher, splitter
         self._handoff: Handoff | None = None
         self._budget = budget
         self._config = config
         self._observers = observers
         self.record = record
-        self._parsed = parsed
-        self._route = route
-        self._ticket = ticket
+        self._parsed, self._route, self._ticket = parsed, route, ticket
         self._forwarded = forwarded
         self._clock = registry.clock
         self._form = parsed.api.form

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -11,10 +11,8 @@ from shoal.fleet.gateway.config import KeyScope
 from shoal.fleet.gateway.keys import Client, Clients
 from shoal.fleet.gateway.openapi import fleet_document
 from shoal.fleet.gateway.record import RequestRecord
+from shoal.fleet.registry import Registry
 from shoal.http.errors import JSON_TYPE, ApiError
-
-if TYPE_CHECKING:
-    from shoal.fleet.gateway.app import Gateway
 
 
 @functools.cache
@@ -31,6 +29,15 @@ class Page(msgspec.Struct, frozen=True):
 
 
 PageMaker = Callable[[Scope], Awaitable[Page]]
+
+
+class Served(Protocol):
+    """What the pages tell of a gateway."""
+
+    draining: bool
+
+    @property
+    def registry(self) -> Registry: ...
 
 
 class ModelCard(msgspec.Struct, frozen=True):
@@ -56,7 +63,7 @@ class Status(msgspec.Struct, frozen=True):
 class Pages:
     """Routes by exact path."""
 
-    def __init__(self, gateway: "Gateway") -> None:
+    def __init__(self, gateway: Served) -> None:
         self._gateway = gateway
         self._pages: dict[str, PageMaker] = {}
         self._scopes: dict[str, KeyScope] = {}

@@ -17,14 +17,7 @@ from shoal.policy.batching.events import KvEvent
 from shoal.policy.batching.handoff import Handoffs
 from shoal.policy.batching.plan import SampledSequence, StepPlan, StepResult
 from shoal.policy.batching.queue import WaitingQueue
-from shoal.policy.batching.request import (
-    FinishReason,
-    Output,
-    Request,
-    RequestRefused,
-    SequenceState,
-    length_limit,
-)
+from shoal.policy.batching.request import FinishReason, Output, Request, RequestRefused, SequenceState, length_limit
 from shoal.policy.batching.step import Share, Step
 from shoal.policy.batching.tables import BlockTables, PrefixMatch
 
