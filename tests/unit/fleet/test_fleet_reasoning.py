@@ -48,7 +48,9 @@ HELD = ({"content": ""}, [3])
 def test_the_next_leg_begins_where_the_client_is(deltas: Any, mode: Any, tokens: list[int] | None) -> None:
     journal = Journal(parse("chat", BODY), frozenset({mode}))
     journal.read(said(*deltas))
-    handle: Any = SimpleNamespace(returns_token_ids=True, resumes=mode == "resume", max_model_len=100)
+    handle: Any = SimpleNamespace(
+        returns_token_ids=True, resumes=mode == "resume", max_model_len=100, fallback=journal.fallback
+    )
     request = journal.request(handle)
     if tokens is None:
         assert request is None
