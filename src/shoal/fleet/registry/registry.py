@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 from shoal.fleet.leases import Lease, Ledger
 from shoal.fleet.registry.contracts import ReplicaHandle
-from shoal.fleet.registry.rates import Peers
 from shoal.fleet.registry.replica import Replica
 from shoal.policy.breaker import BreakerConfig
 from shoal.policy.outcomes import LegFailed, Outcome
+from shoal.policy.rates import Peers
 from shoal.policy.routing.contracts import Decision, ReplicaState, RouteRequest
 
 

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 from shoal.fleet.leases import Lease
 from shoal.fleet.registry.contracts import ReplicaHandle, ReplicaStats
-from shoal.fleet.registry.rates import Peers, Rates
 from shoal.http.client import Endpoint
 from shoal.policy.breaker import Breaker, BreakerConfig
 from shoal.policy.outcomes import MEANINGS, Outcome
+from shoal.policy.rates import Peers, Rates
 from shoal.policy.routing.contracts import ReplicaState
 from shoal.policy.routing.trust import Trust
 
@@ -52,10 +52,10 @@ class Replica:
         self._silent: list[tuple[float, int, Lease]] = []
         """Legs whose tokens can't be seen coming, by when their prompt should be done."""
         self._order = 0
-        self._untold = False
-        """Rates have learned what the state doesn't say yet."""
-        self._news = 0
-        """Of its pool, as told."""
+        self._is_stale = False
+        """Rates have learned what the state doesn't show yet."""
+        self._pool_version = 0
+        """Of its pool's rates, as the state shows them."""
 
     # Leases.
 
@@ -85,10 +85,10 @@ class Replica:
             if lease.outcome is None and not lease.decoding:
                 self._start_decoding(lease)
                 self.refresh(now)
-        if self._untold or self._news != self.rates.peers.news:
-            self._untold, self._news = False, self.rates.peers.news
+        if self._is_stale or self._pool_version != self.rates.peers.version:
+            self._is_stale, self._pool_version = False, self.rates.peers.version
             self.rates.age(now)
-            self.rates.tell(self.state)
+            self.rates.write_to(self.state)
         self.state.breaker_closed = self.breaker.allows(now)
 
     def _start_decoding(self, lease: Lease) -> None:
@@ -166,7 +166,7 @@ class Replica:
     def refresh(self, now: float) -> None:
         """Bring the state up to date with leases and gauges; with rates when it is read (`settle`)."""
         self._weigh(now)
-        self._untold = True
+        self._is_stale = True
 
     def _weigh(self, now: float) -> None:
         """Bring what changes with every lease up to date; rates change only where something was seen of one."""

@@ -14,27 +14,27 @@ _WEIGHT = 0.1
 """Of a leg in a replica's running means: about the last ten count."""
 _POOL_DECAY = 0.99
 _TPOT = 0.02
-"""Seconds an output token, before any was seen."""
+"""Seconds per output token before any was seen."""
 _MARGINAL = 0.0005
 """Seconds that one more sequence adds to a step, before that was seen: between a large GPU's and a laptop's."""
-_LEAST_MARGINAL = 1 / 64
+_MIN_MARGINAL_SHARE = 1 / 64
 """Of a step: what one more sequence adds at least. Memory-bound steps hide it, slots and KV don't."""
 _PRIOR_TOKENS = 2000.0
 """Prompt tokens of evidence that the start rate counts for."""
 _START_RATE = 4000.0
-"""Prompt tokens a second before anything was seen: between a laptop's hundreds and a large GPU's ten thousands."""
+"""Prompt tokens per second before anything was seen: from a laptop's hundreds to a large GPU's ten thousands."""
 _SMALL = 64
 """Prompt tokens whose computing takes no longer than a step takes anyway."""
 _FORGET_SECONDS = 60.0
 """Evidence loses two thirds of its weight in this time."""
-_NEWS = 0.02
-"""Of the pool's rates: a change that all its replicas are told of. Told to some only, it would look like a
-difference between them."""
+_PUBLISHED_CHANGE = 0.02
+"""Relative change of a pool's rate that is written to the states of all its replicas. Written to some only, it
+would look like a difference between them."""
 
 
 @dataclass(slots=True)
-class _Took:
-    """Seconds that legs took, beside what was expected of them."""
+class _Durations:
+    """Seconds that legs took and seconds that were expected, both decaying."""
 
     decay: float
     observed: float = 0.0
@@ -56,7 +56,7 @@ class _Took:
     def ratio(self) -> float:
         return self.observed / self.expected if self.expected > 0 else 1.0
 
-    def slowness(self, pool: "_Took") -> float:
+    def slowness(self, pool: "_Durations") -> float:
         """How many times slower than its pool, as far as chance doesn't explain it.
 
         The mean of n exponential times is off by 1/√n: within that, it is 1. Relative to how far off expectations
@@ -70,47 +70,47 @@ class _Took:
 
 @dataclass(slots=True)
 class Peers:
-    """What all replicas of a pool showed together."""
+    """Rates of all replicas of a pool together."""
 
     overhead: float = 0.0
     """Seconds to the first token that don't depend on the prompt; 0 before a short prompt was seen."""
     tpot: float = 0.0
-    """Seconds an output token, recent mean; 0 before the first."""
-    prefill: _Took = field(default_factory=lambda: _Took(_POOL_DECAY))
-    decode: _Took = field(default_factory=lambda: _Took(_POOL_DECAY))
+    """Seconds per output token, recent mean; 0 before the first."""
+    prefill: _Durations = field(default_factory=lambda: _Durations(_POOL_DECAY))
+    decode: _Durations = field(default_factory=lambda: _Durations(_POOL_DECAY))
     _tokens: float = 0.0
     _seconds: float = 0.0
     _n: float = 0.0
     _nn: float = 0.0
     _nt: float = 0.0
     _seen: int = 0
-    news: int = 0
-    """Counts changes worth telling."""
-    _told: tuple[float, float, float, float] = (_START_RATE, 0.0, 0.0, _MARGINAL)
+    version: int = 0
+    """Counts changes that replicas' states have to show."""
+    _published: tuple[float, float, float, float] = (_START_RATE, 0.0, 0.0, _MARGINAL)
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         rate, overhead, tpot, marginal = self.rate, self.overhead, self.tpot, self.marginal
-        was_rate, was_overhead, was_tpot, was_marginal = self._told
+        was_rate, was_overhead, was_tpot, was_marginal = self._published
         if (
-            abs(rate - was_rate) > _NEWS * was_rate
-            or abs(overhead - was_overhead) > _NEWS * was_overhead
-            or abs(tpot - was_tpot) > _NEWS * was_tpot
-            or abs(marginal - was_marginal) > _NEWS * was_marginal
+            abs(rate - was_rate) > _PUBLISHED_CHANGE * was_rate
+            or abs(overhead - was_overhead) > _PUBLISHED_CHANGE * was_overhead
+            or abs(tpot - was_tpot) > _PUBLISHED_CHANGE * was_tpot
+            or abs(marginal - was_marginal) > _PUBLISHED_CHANGE * was_marginal
         ):
-            self._told = rate, overhead, tpot, marginal
-            self.news += 1
+            self._published = rate, overhead, tpot, marginal
+            self.version += 1
 
     def on_first_token(self, computed: float, seconds: float) -> None:
         if computed <= _SMALL:
             # Down quickly, up slowly: hiccups and queues aren't what every prompt pays.
             weight = 1.0 if self.overhead == 0 else 0.3 if seconds < self.overhead else 0.03
             self.overhead += (seconds - self.overhead) * weight
-            self._tell()
+            self._publish()
             return
         self._tokens = _POOL_DECAY * self._tokens + computed
         # Half at least: an overhead that was learned under load must not make prompts free.
         self._seconds = _POOL_DECAY * self._seconds + max(seconds - self.overhead, seconds / 2)
-        self._tell()
+        self._publish()
 
     def on_decoded(self, each: float, running: int) -> None:
         weight = 1.0 if self._seen == 0 else _WEIGHT
@@ -119,11 +119,11 @@ class Peers:
         self._n += weight * (running - self._n)
         self._nn += weight * (running * running - self._nn)
         self._nt += weight * (running * each - self._nt)
-        self._tell()
+        self._publish()
 
     @property
     def rate(self) -> float:
-        """Prompt tokens a second."""
+        """Prompt tokens per second."""
         return (self._tokens + _PRIOR_TOKENS) / (self._seconds + _PRIOR_TOKENS / _START_RATE)
 
     @property
@@ -133,7 +133,7 @@ class Peers:
         if self._seen < 8 or variance < 0.25:
             return _MARGINAL
         slope = (self._nt - self._n * self.tpot) / variance
-        return min(max(slope, self.tpot * _LEAST_MARGINAL), self.tpot / max(1.0, self._n))
+        return min(max(slope, self.tpot * _MIN_MARGINAL_SHARE), self.tpot / max(1.0, self._n))
 
     def prefill_seconds(self, computed: float) -> float:
         return self.overhead + computed / self.rate
@@ -150,11 +150,11 @@ class Rates:
 
     peers: Peers = field(default_factory=Peers)
     tpot: float = 0.0
-    """Seconds an output token, mean of recent legs; 0 before the first."""
+    """Seconds per output token, mean of recent legs; 0 before the first."""
     ttft: float = 0.0
     """Seconds to the first token, mean of recent legs; 0 before the first."""
-    _prefill: _Took = field(default_factory=lambda: _Took(1 - _WEIGHT))
-    _decode: _Took = field(default_factory=lambda: _Took(1 - _WEIGHT))
+    _prefill: _Durations = field(default_factory=lambda: _Durations(1 - _WEIGHT))
+    _decode: _Durations = field(default_factory=lambda: _Durations(1 - _WEIGHT))
     _at: float = 0.0
 
     @property
@@ -164,12 +164,12 @@ class Rates:
 
     @property
     def decode_slowness(self) -> float:
-        """Times the pool's usual time of an output token; 1: no different."""
+        """Times the pool's usual time per output token; 1: no different."""
         return self._decode.slowness(self.peers.decode)
 
     @property
     def prefill_rate(self) -> float:
-        """Prompt tokens a second."""
+        """Prompt tokens per second."""
         return self.peers.rate / self.prefill_slowness
 
     @property
@@ -188,11 +188,11 @@ class Rates:
         return self.peers.tpot * max(0.0, self.decode_slowness - 1.0)
 
     def tpot_with(self, running: int) -> float:
-        """Seconds an output token takes with so many sequences running."""
+        """Seconds per output token with `running` sequences."""
         return self.peers.step_seconds(running) * self.decode_slowness
 
-    def tell(self, state: ReplicaState) -> None:
-        """Write all of it down for the router; like the properties, with each slowness computed once."""
+    def write_to(self, state: ReplicaState) -> None:
+        """Write all estimates into the state that the router reads, computing each slowness once."""
         peers, prefill, decode = self.peers, self.prefill_slowness, self.decode_slowness
         state.prefill_rate = peers.rate / prefill
         state.overhead_seconds = peers.overhead * prefill
@@ -214,8 +214,8 @@ class Rates:
             return
         self.peers.on_first_token(computed, seconds)
         expected = self.peers.prefill_seconds(computed)
-        for took in (self._prefill, self.peers.prefill):
-            took.add(seconds, expected)
+        for durations in (self._prefill, self.peers.prefill):
+            durations.add(seconds, expected)
 
     def on_decoded(self, tokens: int, seconds: float, running: int) -> None:
         """A leg's `tokens` after its first took `seconds`, with `running` sequences about it."""
@@ -225,8 +225,8 @@ class Rates:
         self.tpot += (_WEIGHT if self.tpot else 1.0) * (each - self.tpot)
         self.peers.on_decoded(each / self.decode_slowness, running)
         expected = self.peers.step_seconds(running)
-        for took in (self._decode, self.peers.decode):
-            took.add(each, expected)
+        for durations in (self._decode, self.peers.decode):
+            durations.add(each, expected)
 
     def on_whole(self, computed: float, tokens: int, seconds: float, running: int) -> None:
         """A leg that wasn't streamed: `computed` prompt tokens and `tokens` of output took `seconds` together.
