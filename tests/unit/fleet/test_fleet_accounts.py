@@ -15,10 +15,10 @@ from shoal.fleet.gateway import GatewayConfig
 from shoal.fleet.health import HealthConfig, HealthMonitor
 from shoal.fleet.index import BadEvents, decode_batch
 from shoal.fleet.index.events import Cleared, Removed, Stored
-from shoal.fleet.leases import Held, LeaseError
 from shoal.fleet.registry import Registry, ReplicaHandle, ReplicaStats
 from shoal.http.client import Endpoint
 from shoal.policy.batching import BlockPool, Extras, PrefixHasher, make_extras
+from shoal.policy.leases import LeaseError
 from shoal.policy.outcomes import LegFailed, Outcome
 from shoal.policy.routing import Decision, RouteRequest, build_router
 from shoal.policy.routing.kv import CombinedIndex, ExactIndex
@@ -74,27 +74,6 @@ def test_a_lease_ends_once() -> None:
     lease.release(Outcome.OK, 1.0)
     with pytest.raises(LeaseError, match="twice"):
         lease.release(Outcome.OK, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("error", "outcome"),
-    [
-        (None, Outcome.OK),
-        (asyncio.CancelledError(), Outcome.CANCELLED),
-        (LegFailed(Outcome.BACKPRESSURE, "busy"), Outcome.BACKPRESSURE),
-        (ConnectionResetError(), Outcome.TRANSPORT_FAULT),
-    ],
-)
-def test_a_block_ends_its_lease_by_what_ended_it(error: BaseException | None, outcome: Outcome) -> None:
-    registry = registry_of(1)
-    held = Held(registry.take(decision("r0"), RouteRequest("x", "m", 10), streams=True, now=0.0), lambda: 1.0)
-    if error is None:
-        with held:
-            pass
-    else:
-        with pytest.raises(type(error)), held:
-            raise error
-    assert registry.ledger.released[outcome] == 1
 
 
 def test_gauges_show_others_and_restarts() -> None:

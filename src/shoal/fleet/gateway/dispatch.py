@@ -7,10 +7,10 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shoal.fleet.leases import Lease
 from shoal.fleet.registry import Registry
 from shoal.http.errors import ApiError
 from shoal.policy.admission import Admission, Refusal, Ticket, retry_after_header
+from shoal.policy.leases import Lease
 from shoal.policy.outcomes import Outcome
 from shoal.policy.routing import Decision, NoReplica, Router, RouteRequest
 

@@ -9,10 +9,10 @@ from shoal.fleet.gateway.formats import error_of
 from shoal.fleet.gateway.names import Names
 from shoal.fleet.gateway.record import Observers, RequestRecord
 from shoal.fleet.gateway.usage import Usage
-from shoal.fleet.leases import Lease
 from shoal.fleet.registry import Replica
 from shoal.http.client import Answer
 from shoal.http.errors import ErrorBody
+from shoal.policy.leases import Lease
 from shoal.policy.outcomes import LegFailed, Outcome, outcome_of_exception, outcome_of_status
 from shoal.policy.routing import Decision
 

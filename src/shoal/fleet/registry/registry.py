@@ -3,10 +3,10 @@
 import time
 from collections.abc import Callable
 
-from shoal.fleet.leases import Lease, Ledger
 from shoal.fleet.registry.contracts import ReplicaHandle
 from shoal.fleet.registry.replica import Replica
 from shoal.policy.breaker import BreakerConfig
+from shoal.policy.leases import Lease, Ledger
 from shoal.policy.outcomes import LegFailed, Outcome
 from shoal.policy.rates import Peers
 from shoal.policy.routing.contracts import Decision, ReplicaState, RouteRequest

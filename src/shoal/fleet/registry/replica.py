@@ -3,10 +3,10 @@
 import heapq
 from collections.abc import Callable
 
-from shoal.fleet.leases import Lease
 from shoal.fleet.registry.contracts import ReplicaHandle, ReplicaStats
 from shoal.http.client import Endpoint
 from shoal.policy.breaker import Breaker, BreakerConfig
+from shoal.policy.leases import Lease
 from shoal.policy.outcomes import MEANINGS, Outcome
 from shoal.policy.rates import Peers, Rates
 from shoal.policy.routing.contracts import ReplicaState

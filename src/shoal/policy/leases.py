@@ -1,28 +1,27 @@
-"""One guard for each request leg: taken when a replica is selected, released exactly once with its outcome.
+"""One lease per request leg: taken when a replica is selected, released exactly once with the leg's outcome.
 
-Load is what leases say, never a count that somebody increments here and decrements there. There is no reaper: a
-lease lives as long as its leg, and every leg has a deadline.
+Load is what leases say; nothing else counts requests. There is no reaper: a lease lives as long as its leg, and
+every leg has a deadline.
 
     taken == released + live          Σ over replicas of inflight == live
 """
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Protocol
 
-from shoal.policy.outcomes import LegFailed, Outcome, outcome_of_exception
+from shoal.policy.outcomes import LegFailed, Outcome
 
 
 class LeaseError(AssertionError):
-    """A lease was released twice: a bug of the caller, never a state to go on from."""
+    """A lease was released twice: a bug of the caller."""
 
 
 class Holder(Protocol):
-    """What a lease weighs on: one replica's account."""
+    """The account of the replica that a lease is on."""
 
     name: str
     last_progress: float
-    """When anything came from it last."""
+    """Time of the last output from it."""
 
     def on_taken(self, lease: "Lease") -> None: ...
     def on_first_token(self, lease: "Lease") -> None: ...
@@ -68,30 +67,30 @@ class Lease:
         self.holder = holder
         self.request_id = request_id
         self.uncached = uncached
-        """Prompt tokens it is expected to compute."""
+        """Prompt tokens that the replica is expected to compute."""
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.streams = streams
-        """Whether tokens can be seen as they come."""
+        """Whether tokens are visible as they are generated."""
         self.taken_at = now
         self.first_at: float | None = None
         self.last_at = now
         self.tokens = 0
         """Pieces of output seen."""
         self.ahead = 0.0
-        """Prompt tokens that were waiting there before it, when it was taken."""
+        """Prompt tokens that waited at the replica when the lease was taken."""
         self.counted = 0
-        """Output tokens that the engine counted, for legs whose output can't be seen coming."""
+        """Output tokens that the engine counted, for legs without a stream."""
         self.decoding = False
-        """Its prompt is done, or should be."""
+        """Its prompt is computed, or should be by now."""
         self.era = 0
-        """Of the breaker."""
+        """What `Breaker.admit` returned; `Breaker.record` takes it back."""
         self.outcome: Outcome | None = None
         self.kill: Callable[[LegFailed], None] | None = None
-        """Ends the leg from outside; set by who carries it."""
+        """Ends the leg from outside; set by whoever runs the leg."""
 
     def progress(self, now: float) -> None:
-        """Output came."""
+        """Record a piece of output at `now`."""
         self.last_at = self.holder.last_progress = now
         self.tokens += 1
         if self.first_at is None:
@@ -99,7 +98,7 @@ class Lease:
             self.holder.on_first_token(self)
 
     def release(self, outcome: Outcome, now: float) -> None:
-        """The leg ended. `LeaseError` if it had ended already."""
+        """End the lease with the outcome of its leg. `LeaseError` if it has ended already."""
         if self.outcome is not None:
             raise LeaseError(f"lease of {self.request_id} on {self.holder.name} released twice")
         self.outcome = outcome
@@ -108,28 +107,8 @@ class Lease:
         self._ledger.close(self)
 
 
-class Held:
-    """`with` form of a lease: what ends the block is its outcome, unless it was released inside."""
-
-    __slots__ = ("_clock", "lease")
-
-    def __init__(self, lease: Lease, clock: Callable[[], float]) -> None:
-        self.lease = lease
-        self._clock = clock
-
-    def __enter__(self) -> Lease:
-        return self.lease
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.lease.outcome is None:
-            outcome = Outcome.OK if error is None else outcome_of_exception(error)
-            self.lease.release(outcome, self._clock())
-
-
 class Ledger:
-    """Every live lease of one gateway."""
+    """Every live lease of one gateway, and how many were taken and released."""
 
     def __init__(self) -> None:
         self.taken = 0
@@ -163,7 +142,7 @@ class Ledger:
         return lease
 
     def close(self, lease: Lease) -> None:
-        """For `Lease.release` only."""
+        """Count a lease as released; for `Lease.release` only."""
         assert lease.outcome is not None
         live = self._live[lease.holder.name]
         live.remove(lease)
@@ -178,10 +157,10 @@ class Ledger:
         return sum(len(leases) for leases in self._live.values())
 
     def leases(self, replica: str) -> list[Lease]:
-        """Those that are live there, oldest first."""
+        """Return the live leases on a replica, oldest first."""
         return sorted(self._live.get(replica, ()), key=lambda lease: lease.taken_at)
 
     def check(self) -> None:
-        """`AssertionError` unless the books balance."""
+        """Raise `AssertionError` unless `taken == released + live`."""
         released = sum(self.released.values())
         assert self.taken == released + self.live(), f"{self.taken} taken, {released} released, {self.live()} live"
