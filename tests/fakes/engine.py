@@ -32,6 +32,8 @@ class Fault:
     headers: dict[str, str] = field(default_factory=dict)
     delay: float = 0.0
     """Seconds before it, where nothing comes first."""
+    headed: bool = False
+    """The head of a stream comes first, and no event."""
 
 
 @dataclass
@@ -281,6 +283,10 @@ class FakeEngine:
     ) -> bool:
         if fault is not None and not fault.after:
             await asyncio.sleep(fault.delay)
+            if fault.headed and body.get("stream"):
+                writer.write(_STREAM_HEAD)
+                await self._break(writer, fault)
+                return False
             if fault.kind == "reset":
                 writer.transport.abort()
                 return False

@@ -16,7 +16,7 @@ from shoal.http.encodings import OFF_LOOP_BYTES, decompress, is_encoded
 from shoal.http.errors import ApiError, body_timeout, body_too_large, shown, unsupported_media_type
 from shoal.http.event_stream import ClientDisconnected, off_loop_if
 from shoal.http.json_limits import UNCHECKED_BYTES, check_structure
-from shoal.http.json_words import in_json_terms
+from shoal.http.json_words import in_json_terms, malformed
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -72,7 +72,7 @@ def parse(body: bytes, kind: type[T]) -> T:
     except RecursionError:
         raise ApiError(400, "the JSON is nested too deeply", code="invalid_json") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        where = str(error) if isinstance(error, msgspec.DecodeError) else "not valid UTF-8"
+        where = malformed(body, str(error)) if isinstance(error, msgspec.DecodeError) else "not valid UTF-8"
         raise ApiError(400, f"the body is not valid JSON: {where}", code="invalid_json") from None
 
 

@@ -90,6 +90,11 @@ def bad_value(field: str, value: object, accepted: str) -> ApiError:
     return ApiError(400, message, param=field, code="invalid_value")
 
 
+def needs(field: str, other: str) -> ApiError:
+    """400 for a field that has no meaning without `other`, a field and its value."""
+    return ApiError(400, f"{field} needs {other}", param=field, code="invalid_value")
+
+
 def unavailable(message: str, code: str) -> ApiError:
     """503: this replica can't answer now; another one, or the same one later, can."""
     return ApiError(503, message, kind="service_unavailable_error", code=code, headers={"Retry-After": "1"})

@@ -11,6 +11,11 @@ _TYPES = {
     "object": "an object",
     "null": "null",
 }
+_HALF_PAIR = re.compile(
+    rb"(?<!\\)\\u[dD](?:[89aAbB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89aAbB]..\\u[dD])[c-fC-F][0-9a-fA-F]{2})"
+)
+"""A \\u escape without its other half, as a client writes that cuts a string within an emoji."""
 _QUOTED = re.compile(r"`([a-z| ]+)`")
 _INVALID = re.compile(r"^Invalid (?:enum )?value (.*)$", re.DOTALL)
 
@@ -21,6 +26,13 @@ def in_json_terms(message: str) -> str:
         return f"{invalid[1]} is not accepted"
     words = _QUOTED.sub(_type, message)
     return words[:1].lower() + words[1:]
+
+
+def malformed(body: bytes, message: str) -> str:
+    """Return msgspec's message on a body that is not JSON, which for half a surrogate pair may speak of the end."""
+    if ("surrogate" in message or "truncated" in message) and (half := _HALF_PAIR.search(body)):
+        return f"{half[0].decode()} is half of a surrogate pair (byte {half.start()})"
+    return message
 
 
 def _type(match: re.Match[str]) -> str:

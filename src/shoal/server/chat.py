@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from starlette.types import ASGIApp
 
 from shoal.engine.outputs import RequestOutput
-from shoal.http.errors import bad_value
+from shoal.http.errors import bad_value, needs
 from shoal.http.event_stream import EventStream
 from shoal.http.sse import DONE_EVENT, event
 from shoal.server.answers import (
@@ -46,7 +46,7 @@ def _check(body: ChatRequest) -> None:
     if body.top_logprobs is not None and not body.logprobs:
         raise bad_value("top_logprobs", body.top_logprobs, "it needs logprobs=true")
     if body.stream_options is not None and not body.stream:
-        raise bad_value("stream_options", "object", "it needs stream=true")
+        raise needs("stream_options", "stream=true")
     if body.resume_token_ids and body.tools:
         raise bad_value("resume_token_ids", f"{len(body.resume_token_ids)} tokens", "it excludes tools")
     if body.continue_final_message and body.add_generation_prompt:

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 from shoal.engine.handoff.params import KvTransferParams
 from shoal.engine.outputs import RequestOutput
-from shoal.http.errors import ApiError, bad_value
+from shoal.http.errors import ApiError, bad_value, needs
 from shoal.http.event_stream import EventStream, off_loop_if
 from shoal.http.sse import DONE_EVENT, event
 from shoal.policy.batching.plan import TokenLogprobs
@@ -65,7 +65,7 @@ def _check(body: CompletionRequest) -> None:
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise bad_value("best_of", body.best_of, f"candidates are not ranked, so it must equal n ({body.n or 1})")
     if body.stream_options is not None and not body.stream:
-        raise bad_value("stream_options", "object", "it needs stream=true")
+        raise needs("stream_options", "stream=true")
     if body.resume_token_ids and (body.echo or not is_one(body.prompt)):
         raise bad_value(
             "resume_token_ids", f"{len(body.resume_token_ids)} tokens", "it goes with one prompt and without echo"

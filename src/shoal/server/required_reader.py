@@ -9,8 +9,9 @@ from shoal.server.call_deltas import opening
 class RequiredReader:
     """Names calls as soon as their name is whole, then hands out their arguments as the model writes them.
 
-    The schema puts the name first. A list cut off by the token limit ends in the middle of the last arguments;
-    where no call was begun, the text is content.
+    The schema puts the name first. A list cut off by the token limit ends in the middle of the last arguments. What
+    is cut off before the first name is dropped: the notation is Shoal's own, and no client reads it [vllm#47903].
+    Text that is no such list is content.
     """
 
     def __init__(self) -> None:
@@ -20,6 +21,7 @@ class RequiredReader:
         self._reading: Reading[None] = self._read(TextCursor())
         next(self._reading)
         self._done = False
+        self._malformed = False
 
     @property
     def called(self) -> bool:
@@ -34,7 +36,7 @@ class RequiredReader:
     def close(self) -> list[Delta]:
         self._send(None)
         deltas = self._take()
-        if not self._calls and (text := "".join(self._text)):
+        if self._malformed and not self._calls and (text := "".join(self._text)):
             deltas.append(Delta(content=text))
         return deltas
 
@@ -43,8 +45,11 @@ class RequiredReader:
             return
         try:
             self._reading.send(text)
-        except (StopIteration, Malformed):
+        except StopIteration:
             self._done = True
+        except Malformed:
+            self._done = True
+            self._malformed = text is not None
 
     def _take(self) -> list[Delta]:
         deltas, self._deltas = self._deltas, []

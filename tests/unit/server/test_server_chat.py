@@ -167,13 +167,6 @@ def test_required_tool(openai: OpenAI, served: Served, stream: bool) -> None:
     assert calls == [("weather", '{"city":"A"}'), ("weather", "{}")]
 
 
-def test_required_tool_cut_off_by_length_is_plain_content(openai: OpenAI, served: Served) -> None:
-    served.engine.answer = '[{"name": "weather"'
-    answer = openai.chat.completions.create(**ASK, tools=[TOOL], tool_choice="required", max_tokens=8)
-    assert answer.choices[0].message.content == '[{"name"'
-    assert answer.choices[0].finish_reason == "length"
-
-
 def test_conversation_with_tool_results_and_parts(openai: OpenAI, served: Served) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
     messages = [

@@ -166,7 +166,7 @@ def grammar_of(guided: GuidedParams) -> str:
                 return str(matcher.grammar_from_lark(lark_of(guided.value)))
     except SchemaError as error:
         field = f"guided.json_schema{show_path(error.path)}"
-        raise InvalidParameter(field, error.value, error.reason) from error
+        raise InvalidParameter(field, error.value, error.accepted) from error
     except (ValueError, RecursionError) as error:
         raise _refused(guided, str(error) or type(error).__name__) from error
 

@@ -16,7 +16,7 @@ from msgspec import Meta, Raw
 from shoal.fleet.gateway.apis import ENDPOINTS, Api, Endpoint
 from shoal.http.errors import ApiError
 from shoal.http.json_limits import UNCHECKED_BYTES, check_structure
-from shoal.http.json_words import in_json_terms
+from shoal.http.json_words import in_json_terms, malformed
 from shoal.policy.batching.prefix import make_extras
 from shoal.policy.routing.contracts import RouteRequest
 from shoal.policy.routing.router import Router
@@ -183,7 +183,7 @@ def parse(endpoint: Endpoint, body: bytes) -> Parsed:
         field = _field(str(error))
         raise _bad(f"{field}: {in_json_terms(what)}" if field else in_json_terms(what), field) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _bad(f"the body is not valid JSON: {error}", None) from None
+        raise _bad(f"the body is not valid JSON: {malformed(body, str(error))}", None) from None
     except RecursionError:
         raise _bad("the body is nested too deeply", None) from None
     prompts = (getattr(ask, name) for name in api.prompts)

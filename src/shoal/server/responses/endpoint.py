@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 from starlette.types import ASGIApp
 
-from shoal.http.errors import ApiError, ErrorBody, bad_value
+from shoal.http.errors import ApiError, ErrorBody, bad_value, needs
 from shoal.http.event_stream import EventStream
 from shoal.http.sse import named_event
 from shoal.server.conversation import Conversation, prepare_conversation
@@ -45,7 +45,7 @@ def _check(body: ResponsesRequest) -> None:
         if getattr(body, name) is not None:
             raise bad_value(name, getattr(body, name), "expected none: nothing is kept here under such a name")
     if body.stream_options is not None and not body.stream:
-        raise bad_value("stream_options", "object", "it needs stream=true")
+        raise needs("stream_options", "stream=true")
 
 
 class _Answer:

@@ -17,6 +17,12 @@ class SchemaError(ValueError):
         self.reason = reason
         super().__init__(f"{show_path(path).lstrip('.') or 'the schema'}: {reason}")
 
+    @property
+    def accepted(self) -> str:
+        """Return `reason` for a sentence that goes on after "expected"."""
+        named = self.reason.removeprefix("expected ")
+        return f"another value: {self.reason}" if named == self.reason else named
+
 
 def show_path(path: Path) -> str:
     """Return a path in the notation of error messages: `.properties.x.anyOf[1]`."""
