@@ -17,7 +17,6 @@ from shoal.specs.units import parse_quantity
 
 _LATE_SHARE = 0.1
 """Schedule delay over this share of TTFT: the generator is part of what was measured."""
-_RATE_SHORTFALL = 0.05
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,12 @@
 """The engine behind a server: the core runs in a thread of its own, requests and answers cross by queues.
 
 event loop                              engine thread
-generate() ── add / abort ──► commands ──► core.add / core.abort
+stream() ──── add / abort ──► commands ──► core.add / core.abort
     ▲                                      core.step()
     └── asyncio.Queue ◄── call_soon_threadsafe ── outputs of the step
 """
 
 import asyncio
-import contextlib
 import logging
 import queue
 import secrets
@@ -128,24 +127,6 @@ class AsyncEngine:
     def watch(self, observer: Observer) -> None:
         """Who is told of steps and finished requests from now on."""
         self._core.observer = observer
-
-    async def generate(
-        self,
-        prompt: str | Sequence[int],
-        params: SamplingParams,
-        *,
-        request_id: str,
-        priority: int = 0,
-        cache_salt: str | None = None,
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Increments of the answers, each as its step ends. Closing the generator aborts the request.
-
-        Raises InvalidRequest before the engine sees a bad request, EngineDead when the replica cannot compute.
-        """
-        request = self.prepare(prompt, params, request_id, priority=priority, cache_salt=cache_salt)
-        async with contextlib.aclosing(self.stream(request)) as outputs:
-            async for output in outputs:
-                yield output
 
     def prepare(
         self,

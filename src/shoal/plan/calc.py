@@ -74,14 +74,6 @@ def gqa_bytes_per_token(layers: int, kv_heads: int, head_dim: int, element_bytes
     return 2 * layers * kv_heads * head_dim * positive("element_bytes", element_bytes, 8)
 
 
-def mla_bytes_per_token(layers: int, latent: int, rope: int, element_bytes: float) -> float:
-    """KV bytes of a token with multi-head latent attention: one latent and one rotated key a layer."""
-    _whole("layers", layers, 100_000)
-    _whole("latent", latent, 1_000_000)
-    _whole("rope", rope, 100_000)
-    return layers * (latent + rope) * positive("element_bytes", element_bytes, 8)
-
-
 def kv_bytes(bytes_per_token: float, context: float, users: float = 1) -> float:
     """KV bytes of `users` sequences of `context` tokens, where every layer keeps every token."""
     positive("bytes_per_token", bytes_per_token, 1e12)
@@ -123,12 +115,6 @@ def usable_count(minimum: int, heads: int, layers: int, devices_per_node: int) -
     raise SpecError("minimum", minimum, f"at most {devices_per_node * layers} devices for {layers} layers")
 
 
-def left_over(devices: int, device_bytes: float, weights: float) -> float:
-    """Bytes that weights leave on `devices` devices for cache and working space; negative where they do not fit."""
-    positive("device_bytes", device_bytes, MAX_BYTES)
-    return _whole("devices", devices, MAX_DEVICES) * device_bytes - positive("weights", weights, MAX_BYTES)
-
-
 def bubble(stages: int, micro_batches: int) -> float:
     """Idle share of a pipeline, (K - 1)/(M + K - 1): GPipe (arXiv:1811.06965), an idealized bound for serving."""
     _whole("stages", stages, 100_000)
@@ -158,12 +144,6 @@ def handoff_seconds(
     return latency + exposed / (bandwidth * _whole("ports", ports, 100_000) * efficiency)
 
 
-def synchronizations(layers: int, tp: int) -> int:
-    """All-reduces a token of tensor parallelism: two a layer (Megatron-LM, arXiv:1909.08053); one device: none."""
-    _whole("tp", tp, MAX_DEVICES)
-    return 2 * _whole("layers", layers, 100_000) if tp > 1 else 0
-
-
 def cost_per_day(devices: float, price: float) -> float:
     """US dollars a day of `devices` (a mean may be fractional) at `price` dollars a device-hour."""
     return positive("devices", devices, MAX_DEVICES) * 24 * positive("price", price, 100_000)
@@ -178,12 +158,6 @@ def cost_per_million(devices: float, price: float, tokens_per_second: float, uti
     if not 0 < utilization <= 1:
         raise SpecError("utilization", utilization, "a share above 0 and at most 1")
     return devices * price / (tokens_per_second * 3600) * 1e6 / utilization
-
-
-def break_even_tokens(devices: float, price: float, price_per_million: float) -> float:
-    """Tokens a day at which running `devices` costs the same as buying tokens at `price_per_million` dollars."""
-    positive("price_per_million", price_per_million, 1e6)
-    return cost_per_day(devices, price) / price_per_million * 1e6
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,11 +81,6 @@ class ReplicaMemory:
         held = -(-batch // self.layout.dp)
         return min(stage.curve.length(max(stage.kv_room, -1.0) / held) for stage in self.stages)
 
-    @property
-    def kv_tokens(self) -> float:
-        """Tokens of one long sequence that all KV memory of the replica holds: capacity as engines report it."""
-        return self.max_context(self.layout.dp) * self.layout.dp
-
     def verdict(self, context: float, batch: int = 1) -> Verdict:
         """Whether an engine would start for `context` tokens and hold `batch` such sequences, or why not."""
         if any(stage.weights > stage.device for stage in self.stages):

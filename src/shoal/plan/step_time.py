@@ -6,7 +6,6 @@ take floats and arrays of cases.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from shoal.plan.engine_constants import Constants
 from shoal.plan.numeric import ARRAY, SCALAR, Ops, Real, soft_max
@@ -41,12 +40,6 @@ class BatchShape:
                 raise SpecError(f"batch.{field}", getattr(self, field), "0 or more")
         if any(new < 1 or context < 0 for new, context in self.prefill):
             raise SpecError("batch.prefill", self.prefill, "chunks of 1 or more new tokens after 0 or more cached")
-
-
-class StepTime(Protocol):
-    """A model of the time of a step."""
-
-    def seconds(self, batch: BatchShape) -> Estimate: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +148,7 @@ def prefill_terms(work: PoolWork, k: Constants, tokens: Real, cached: Real, ops:
 
 @dataclass(frozen=True, slots=True)
 class RooflineStepTime:
-    """`StepTime` from the roofline model: float formulas with everything about model and machine precomputed."""
+    """Time of a step by the roofline model: float formulas with everything about model and machine precomputed."""
 
     work: PoolWork
     constants: Constants

@@ -144,7 +144,3 @@ class Cluster:
         None where the run leaves the domain and no network is known.
         """
         return self.accelerator.scale_up if span <= self.domain else self.accelerator.nic
-
-    def nics(self, span: int) -> int:
-        """Network ports that a run of `span` neighbouring devices has together: one a device."""
-        return span if self.accelerator.nic is not None else 0

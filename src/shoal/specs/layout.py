@@ -213,12 +213,6 @@ class Layout:
             return [LayoutProblem("expert-width", message)]
         return []
 
-    def nearest_valid(
-        self, model: ModelSpec, even_heads: bool = False, quantization: QuantizationSpec | None = None
-    ) -> "Layout | None":
-        """The first of `nearest`; None if there is none."""
-        return next(iter(self.nearest(model, even_heads, quantization)), None)
-
     def nearest(
         self,
         model: ModelSpec,

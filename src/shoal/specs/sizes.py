@@ -54,11 +54,6 @@ def stored_groups(
     return _stored_groups(spec, _resolved(spec, method), mtp)
 
 
-def mtp_bytes(spec: ModelSpec, method: QuantizationSpec | str | None = None) -> int:
-    """Bytes of the multi-token-prediction layers, which no other figure includes."""
-    return sum(group.total() for group in _stored_groups(spec, _resolved(spec, method), True))
-
-
 @dataclass(frozen=True, slots=True)
 class KvLayers:
     """The cache of layers that are alike."""

@@ -41,11 +41,6 @@ class Lengths:
         if self.maximum is not None and self.maximum < self.mean:
             raise SpecError("lengths.maximum", self.maximum, f"at least the mean, {self.mean:g} tokens")
 
-    @property
-    def second_moment(self) -> float:
-        """E[length²], in tokens² (the cut at `maximum` is ignored)."""
-        return self.mean**2 + self.std**2
-
     def quantile(self, share: float) -> float:
         """The length in tokens that this share (0 to 1) of requests does not exceed."""
         if not 0 < share < 1:

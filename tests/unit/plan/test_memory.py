@@ -24,7 +24,7 @@ from shoal.specs.model import (
     RopeSpec,
     RouterSpec,
 )
-from shoal.specs.sizes import mtp_bytes, weight_bytes
+from shoal.specs.sizes import stored_groups, weight_bytes
 from shoal.specs.stages import stage_layers
 
 ROPE = RopeSpec("default", 10_000.0, 64, 4096)
@@ -256,7 +256,7 @@ def test_bad_input_names_its_field(arguments: dict[str, object], field: str) -> 
 def test_prediction_layers_lie_on_the_last_stage_and_are_cut_as_layers_are() -> None:
     layer = LayerSpec(gqa(), MOE)
     spec = replace(model(*[layer] * 4), mtp=MtpSpec(1, layer))
-    extra = mtp_bytes(spec)
+    extra = sum(group.total() for group in stored_groups(spec, mtp=True))
     assert extra > 0
     assert stage_weights(spec, Layout(), mtp=True)[0] == stage_weights(spec, Layout())[0] + extra
     first, last = stage_weights(spec, Layout(pp=2), mtp=True)

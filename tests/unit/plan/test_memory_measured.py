@@ -117,5 +117,5 @@ def test_an_rtx_4090_that_no_constant_was_fitted_to() -> None:
         pytest.skip(f"the published config {path.name} is not here")
     device = load_catalog().accelerator("RTX4090").device_bytes
     memory = replica_memory(load_model_spec(path), Layout(), device, load_catalog().engine("vllm", "0.19.0"))
-    assert memory.kv_tokens == pytest.approx(41_408, rel=0.05)
+    assert memory.max_context() == pytest.approx(41_408, rel=0.05)
     assert memory.verdict(32_768) == "fits"

@@ -49,8 +49,7 @@ def test_world_and_spans() -> None:
 )
 def test_each_rule_is_named(layout: Layout, ffn: FfnSpec, rule: str) -> None:
     assert [problem.rule for problem in layout.problems(model(ffn))] == [rule]
-    nearest = layout.nearest_valid(model(ffn))
-    assert nearest is not None
+    nearest = layout.nearest(model(ffn))[0]
     assert nearest.world <= layout.world
     assert not nearest.problems(model(ffn))
     with pytest.raises(SpecError, match=nearest.label()):

@@ -101,10 +101,6 @@ class Tokenizer:
         return self.pieces[token_id].data.decode("utf-8", errors="replace")
 
     @property
-    def has_chat_template(self) -> bool:
-        return bool(self._meta.chat_templates)
-
-    @property
     def chat_template(self) -> str | None:
         """The source of the template used for a conversation without tools."""
         return self._template(has_tools=False)

@@ -13,7 +13,7 @@ from shoal.fleet.registry import Replica
 from shoal.http.client import Answer
 from shoal.http.errors import ErrorBody
 from shoal.policy.leases import Lease
-from shoal.policy.outcomes import LegFailed, Outcome, outcome_of_exception, outcome_of_status
+from shoal.policy.outcomes import LegFailed, Outcome, outcome_of_status
 from shoal.policy.routing import Decision
 
 log = logging.getLogger("shoal.fleet")
@@ -95,11 +95,6 @@ class Leg:
             self._answer = None
         if self.lease.outcome is None:
             self.lease.release(outcome, now)
-
-    def end_with(self, error: BaseException, now: float) -> Outcome:
-        outcome = outcome_of_exception(error)
-        self.end(outcome, now)
-        return outcome
 
 
 def _seconds(value: bytes) -> float | None:

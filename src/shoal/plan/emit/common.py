@@ -110,10 +110,6 @@ def checkpoint(launch: Launch) -> tuple[list[str], str]:
     return [note, f'MODEL="${{MODEL:?a {wanted} checkpoint of {launch.model}}}"'], '"$MODEL"'
 
 
-def single_node(launch: Launch, pool: Pool) -> bool:
-    return pool.nodes(launch.per_node) == 1
-
-
 def need_gpu(launch: Launch, engine: str) -> None:
     """Refuse designs on processors for engines that the planner knows on accelerators only."""
     if not launch.design.accelerator.supports("bf16"):

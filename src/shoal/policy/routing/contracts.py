@@ -117,8 +117,6 @@ class Filter(Protocol):
 
 class Scorer(Protocol):
     name: str
-    ttft: bool
-    """Whether it delays the first token (else only the rest)."""
 
     def seconds(self, request: RouteRequest, replica: ReplicaState, now: float) -> float: ...
 

@@ -8,7 +8,6 @@ class Queue:
     """Prompt tokens ahead of it, at the replica's prefill rate."""
 
     name = "queue"
-    ttft = True
 
     def seconds(self, request: RouteRequest, replica: ReplicaState, now: float) -> float:
         return replica.pending_tokens / replica.prefill_rate
@@ -18,7 +17,6 @@ class Overhead:
     """What a first token takes whatever the prompt: alike for all, but it belongs to a prediction."""
 
     name = "overhead"
-    ttft = True
 
     def seconds(self, request: RouteRequest, replica: ReplicaState, now: float) -> float:
         return replica.overhead_seconds
@@ -28,7 +26,6 @@ class Uncached:
     """Its own prompt, less what the replica holds: `(prompt - hit · trust) / prefill_rate`."""
 
     name = "prefill"
-    ttft = True
 
     def seconds(self, request: RouteRequest, replica: ReplicaState, now: float) -> float:
         hit = request.hits.get(replica.name, 0) * replica.trust
@@ -45,7 +42,6 @@ class Prefill:
     """
 
     name = "prefill"
-    ttft = False
 
     def seconds(self, request: RouteRequest, replica: ReplicaState, now: float) -> float:
         charged = request.charged
@@ -67,7 +63,6 @@ class Decode:
     """
 
     name = "decode"
-    ttft = False
 
     def seconds(self, request: RouteRequest, replica: ReplicaState, now: float) -> float:
         return (replica.decode_excess + replica.decode_seconds * replica.load / 2) * request.max_tokens
@@ -81,7 +76,6 @@ class KvPressure:
     """
 
     name = "kv"
-    ttft = True
     _FROM = 0.8
 
     def seconds(self, request: RouteRequest, replica: ReplicaState, now: float) -> float:
@@ -101,7 +95,6 @@ class Requests:
     """Load as a count, for policies that know no tokens: one second a request."""
 
     name = "requests"
-    ttft = False
 
     def seconds(self, request: RouteRequest, replica: ReplicaState, now: float) -> float:
         return float(replica.load)

@@ -23,7 +23,6 @@ from shoal.server.responses.request import InputItem, InputPart
 
 MAX_RESPONSES = 1024
 MAX_BYTES = 64 * 1024 * 1024
-MAX_LISTED_ITEMS = 100
 
 
 @dataclass(frozen=True, slots=True)
