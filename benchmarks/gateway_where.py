@@ -23,7 +23,7 @@ from machine import append, describe
 # Innermost frames first: a file, or file and function.
 PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("routing: filter, score, pick, index", ("shoal/policy/routing/", "shoal/fleet/gateway/dispatch.py")),
-    ("accounts: lease, rates, breaker, trust", ("shoal/fleet/registry/", "shoal/fleet/leases.py", "shoal/policy/")),
+    ("accounts: lease, rates, breaker, trust", ("shoal/fleet/registry/", "shoal/policy/")),
     ("reading the request: JSON, prefix blocks", ("shoal/fleet/gateway/body.py",)),
     ("to the replica and back: HTTP client", ("shoal/fleet/http1.py", "shoal/fleet/gateway/leg.py")),
     ("relaying: events, usage, headers", ("/exchange.py", "/sse.py", "/replies.py", "/journal.py")),

@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from shoal.fleet.index.zmq_stream import ZmqEvents
-from shoal.fleet.registry import RawEvents, ReplicaStats
+from shoal.fleet.registry import RawEvents
 from shoal.http.client import Endpoint
+from shoal.policy.account import ReplicaStats
 
 
 class FakeAdapter:

@@ -17,7 +17,8 @@ from shoal.fleet.adapters.base import Gauges, flags, samples
 from shoal.fleet.config_file import parse_config
 from shoal.fleet.index import Follower, decode_batch
 from shoal.fleet.index.events import Removed, Stored
-from shoal.fleet.registry import Registry, ReplicaHandle, ReplicaStats
+from shoal.fleet.registry import Registry, ReplicaHandle
+from shoal.policy.account import ReplicaStats
 from shoal.policy.batching import PrefixHasher
 from shoal.policy.batching.events import AllBlocksCleared, BlockRemoved, BlockStored
 from shoal.policy.outcomes import LegFailed

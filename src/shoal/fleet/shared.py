@@ -146,7 +146,7 @@ class SharedState:
         now = self._registry.clock()
         for replica in self._registry.replicas:
             load = total.get(replica.name)
-            replica.on_others(load.inflight if load else 0, load.pending if load else 0.0, now)
+            replica.on_peer_gateways(load.inflight if load else 0, load.pending if load else 0.0, now)
 
     async def _receiving(self) -> None:
         while not self._stopping:

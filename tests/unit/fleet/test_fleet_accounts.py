@@ -15,10 +15,9 @@ from shoal.fleet.gateway import GatewayConfig
 from shoal.fleet.health import HealthConfig, HealthMonitor
 from shoal.fleet.index import BadEvents, decode_batch
 from shoal.fleet.index.events import Cleared, Removed, Stored
-from shoal.fleet.registry import Registry, ReplicaHandle, ReplicaStats
+from shoal.fleet.registry import Registry, ReplicaHandle
 from shoal.http.client import Endpoint
 from shoal.policy.batching import BlockPool, Extras, PrefixHasher, make_extras
-from shoal.policy.leases import LeaseError
 from shoal.policy.outcomes import LegFailed, Outcome
 from shoal.policy.routing import Decision, RouteRequest, build_router
 from shoal.policy.routing.kv import CombinedIndex, ExactIndex
@@ -34,55 +33,6 @@ def registry_of(count: int, clock: Any = lambda: 0.0) -> Registry:
 
 def decision(name: str) -> Decision:
     return Decision(name, 0, 0.0, 0.0, "test")
-
-
-STEPS = st.lists(
-    st.tuples(st.sampled_from(["take", "progress", "release"]), st.integers(0, 5), st.sampled_from(list(Outcome))),
-    max_size=80,
-)
-
-
-@settings(max_examples=80, deadline=None)
-@given(STEPS, st.booleans())
-def test_leases_are_conserved(steps: list[tuple[str, int, Outcome]], streams: bool) -> None:
-    registry, live, now = registry_of(3), [], 0.0
-    for action, which, outcome in steps:
-        now += 0.1
-        if action == "take":
-            name = f"r{which % 3}"
-            live.append(registry.take(decision(name), RouteRequest("x", "m", 100), streams=streams, now=now))
-        elif live and action == "progress":
-            live[which % len(live)].progress(now)
-        elif live:
-            live.pop(which % len(live)).release(outcome, now)
-        registry.states(now)
-        registry.ledger.check()
-        assert sum(r.state.inflight for r in registry.replicas) == len(live) == registry.ledger.live()
-        for replica in registry.replicas:
-            state = replica.state
-            own = [lease for lease in live if lease.holder is replica]
-            assert 0 <= state.decoding <= state.inflight == len(own)
-            assert state.pending_tokens == pytest.approx(sum(x.uncached for x in own if not x.decoding))
-    for lease in live:
-        lease.release(Outcome.OK, now)
-    assert all((r.state.inflight, r.state.decoding, r.state.pending_tokens) == (0, 0, 0) for r in registry.replicas)
-
-
-def test_a_lease_ends_once() -> None:
-    registry = registry_of(1)
-    lease = registry.take(decision("r0"), RouteRequest("x", "m", 10), streams=True, now=0.0)
-    lease.release(Outcome.OK, 1.0)
-    with pytest.raises(LeaseError, match="twice"):
-        lease.release(Outcome.OK, 1.0)
-
-
-def test_gauges_show_others_and_restarts() -> None:
-    replica = registry_of(1).get("r0")
-    assert not replica.on_stats(ReplicaStats(running=3, waiting=2, generated_tokens=100, kv_usage=0.5), 1.0)
-    assert replica.state.foreign == 5
-    assert replica.drift == 5
-    assert replica.on_stats(ReplicaStats(running=0, waiting=0, generated_tokens=7), 2.0)
-    assert replica.state.foreign == 0
 
 
 def test_only_a_share_of_stragglers_is_set_aside() -> None:

@@ -13,8 +13,9 @@ from shoal.fleet.adapters.listing import ModelCard, ModelCards, choose_card
 from shoal.fleet.config import Pool
 from shoal.fleet.index.zmq_stream import ZmqEvents
 from shoal.fleet.launch.process import Command
-from shoal.fleet.registry.contracts import RawEvents, ReplicaStats
+from shoal.fleet.registry.contracts import RawEvents
 from shoal.http.client import Endpoint
+from shoal.policy.account import ReplicaStats
 from shoal.policy.outcomes import LegFailed, Outcome, outcome_of_status
 
 CHECK_SECONDS = 2.0

@@ -3,7 +3,8 @@
 from collections.abc import AsyncIterator
 
 from shoal.fleet.adapters.base import HttpAdapter
-from shoal.fleet.registry import RawEvents, ReplicaStats
+from shoal.fleet.registry import RawEvents
+from shoal.policy.account import ReplicaStats
 
 
 class Gate:

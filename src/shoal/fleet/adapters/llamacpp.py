@@ -11,7 +11,7 @@ import msgspec
 
 from shoal.fleet.adapters.base import CHECK_SECONDS, Gauges, HttpAdapter, Order, Traits, flags
 from shoal.fleet.launch.process import Command
-from shoal.fleet.registry.contracts import ReplicaStats
+from shoal.policy.account import ReplicaStats
 
 
 class _Slot(msgspec.Struct):

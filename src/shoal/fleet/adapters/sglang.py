@@ -4,7 +4,7 @@ import signal
 
 from shoal.fleet.adapters.base import Gauges, HttpAdapter, Order, Traits, flags
 from shoal.fleet.launch.process import Command
-from shoal.fleet.registry.contracts import ReplicaStats
+from shoal.policy.account import ReplicaStats
 
 
 class SglangAdapter(HttpAdapter):

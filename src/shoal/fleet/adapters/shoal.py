@@ -9,7 +9,7 @@ from shoal.engine.options import EngineOptions
 from shoal.fleet.adapters.base import Gauges, HttpAdapter, Order, Traits
 from shoal.fleet.config_checks import engine_options
 from shoal.fleet.launch.process import Command
-from shoal.fleet.registry.contracts import ReplicaStats
+from shoal.policy.account import ReplicaStats
 from shoal.server.state import ServerOptions
 
 DRAIN_SECONDS = 5.0

@@ -68,7 +68,7 @@ class Dispatcher:
         now = self._registry.clock()
         predicted = self._router.predict(request, self._registry.states(now), now)
         tpot = self._registry.predicted_tpot(request.model)
-        refusal = self._admission.judge(ticket, predicted, self._registry.prefill_rate(), tpot)
+        refusal = self._admission.judge(ticket, predicted, self._registry.drain_rate(), tpot)
         if refusal is not None:
             raise refused(refusal)
 
@@ -96,7 +96,7 @@ class Dispatcher:
         self, ticket: Ticket, request: RouteRequest, streams: bool, because: NoReplica | None
     ) -> tuple[Decision, Lease]:
         now = self._registry.clock()
-        refusal = self._admission.enqueue(ticket, now, self._registry.prefill_rate())
+        refusal = self._admission.enqueue(ticket, now, self._registry.drain_rate())
         if refusal is not None:
             raise refused(refusal)
         loop = asyncio.get_running_loop()
@@ -153,7 +153,7 @@ class Dispatcher:
     def _no_replica(self, why: NoReplica, now: float) -> ApiError:
         if why.kind == "model":
             return ApiError(404, why.reason, param="model", code="model_not_found")
-        wait = min((r.breaker.seconds_to_probe(now) for r in self._registry.replicas), default=0.0)
+        wait = self._registry.seconds_to_probe(now)
         code = "overloaded" if why.kind == "busy" else "no_replica"
         return ApiError(
             503,

@@ -6,27 +6,9 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from shoal.policy.account import ReplicaStats
+
 Role = Literal["both", "prefill", "decode"]
-
-
-class ReplicaStats(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine's gauges at one moment; None where it doesn't say."""
-
-    running: int | None = None
-    """Requests being computed."""
-    waiting: int | None = None
-    """Requests that wait inside the engine."""
-    kv_usage: float | None = None
-    """Share of KV memory in use, 0 to 1."""
-    kv_capacity_tokens: int | None = None
-    generated_tokens: int | None = None
-    """Counter since its start. A lower value than before means that it restarted."""
-    prompt_tokens: int | None = None
-    steps: int | None = None
-    """Forward passes since its start; so are the next two."""
-    step_sequences: int | None = None
-    """Sequences in all of them."""
-    step_tokens: int | None = None
 
 
 class EngineAdapter(Protocol):

@@ -1,31 +1,18 @@
-"""One replica's account: the only place that writes its `ReplicaState`."""
+"""One replica of the gateway: how it is reached, beside its account."""
 
-import heapq
-from collections.abc import Callable
-
-from shoal.fleet.registry.contracts import ReplicaHandle, ReplicaStats
+from shoal.fleet.registry.contracts import ReplicaHandle
 from shoal.http.client import Endpoint
-from shoal.policy.breaker import Breaker, BreakerConfig
-from shoal.policy.leases import Lease
-from shoal.policy.outcomes import MEANINGS, Outcome
-from shoal.policy.rates import Peers, Rates
+from shoal.policy.account import ReplicaAccount
+from shoal.policy.breaker import BreakerConfig
+from shoal.policy.rates import Peers
 from shoal.policy.routing.contracts import ReplicaState
-from shoal.policy.routing.trust import Trust
 
 
-class Replica:
-    """A replica with everything known of it: endpoint, breaker, trust, rates, live load."""
+class Replica(ReplicaAccount):
+    """An account with the endpoint of its replica."""
 
-    def __init__(
-        self, handle: ReplicaHandle, breaker: BreakerConfig, clock: Callable[[], float], peers: Peers
-    ) -> None:
-        self.handle = handle
-        self.name = handle.name
-        self.endpoint = Endpoint(handle.url, api_key=handle.api_key)
-        self.breaker = Breaker(breaker)
-        self.trust = Trust()
-        self.rates = Rates(peers)
-        self.state = ReplicaState(
+    def __init__(self, handle: ReplicaHandle, breaker: BreakerConfig, peers: Peers, now: float) -> None:
+        state = ReplicaState(
             name=handle.name,
             models=frozenset(handle.models),
             pool=handle.pool,
@@ -35,155 +22,7 @@ class Replica:
             max_model_len=handle.max_model_len,
             fallback=handle.fallback,
         )
-        self.stats = ReplicaStats()
-        self.batch_sequences: float | None = None
-        """Sequences per step, mean between the last two looks at its gauges; None: no step, or it doesn't say."""
-        self.last_progress = clock()
-        """When anything of any answer came from it last."""
-        self.outcomes: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
+        super().__init__(state, breaker, peers, now)
+        self.handle = handle
+        self.endpoint = Endpoint(handle.url, api_key=handle.api_key)
         self.unhealthy_because = ""
-        self._clock = clock
-        self.own_pending = 0.0
-        """Prompt tokens of own leases that wait to be computed."""
-        self._others = (0, 0.0)
-        self._foreign = 0
-        self._own_kv = 0.0
-        self._mean_prompt = 0.0
-        self._silent: list[tuple[float, int, Lease]] = []
-        """Legs whose tokens can't be seen coming, by when their prompt should be done."""
-        self._order = 0
-        self._is_stale = False
-        """Rates have learned what the state doesn't show yet."""
-        self._pool_version = 0
-        """Of its pool's rates, as the state shows them."""
-
-    # Leases.
-
-    def on_taken(self, lease: Lease) -> None:
-        state = self.state
-        lease.era = self.breaker.admit(lease.taken_at)
-        lease.ahead = state.pending_tokens
-        if state.inflight == 0:
-            self.last_progress = lease.taken_at
-        state.inflight += 1
-        self.own_pending += lease.uncached
-        self._own_kv += lease.prompt_tokens + lease.output_tokens
-        self._mean_prompt += 0.1 * (lease.prompt_tokens - self._mean_prompt)
-        if not lease.streams:
-            self._order += 1
-            due = lease.taken_at + (lease.ahead + lease.uncached) / self.rates.prefill_rate
-            heapq.heappush(self._silent, (due, self._order, lease))
-        self._weigh(lease.taken_at)
-
-    def settle(self, now: float) -> None:
-        """Bring all up to date that a decision reads: silent legs, rates, the breaker.
-
-        Silent legs count as computed once they should be.
-        """
-        while self._silent and (self._silent[0][0] <= now or self._silent[0][2].outcome is not None):
-            lease = heapq.heappop(self._silent)[2]
-            if lease.outcome is None and not lease.decoding:
-                self._start_decoding(lease)
-                self.refresh(now)
-        if self._is_stale or self._pool_version != self.rates.peers.version:
-            self._is_stale, self._pool_version = False, self.rates.peers.version
-            self.rates.age(now)
-            self.rates.write_to(self.state)
-        self.state.breaker_closed = self.breaker.allows(now)
-
-    def _start_decoding(self, lease: Lease) -> None:
-        lease.decoding = True
-        self.own_pending = max(0.0, self.own_pending - lease.uncached)
-        self.state.decoding += 1
-
-    def on_first_token(self, lease: Lease) -> None:
-        assert lease.first_at is not None
-        if not lease.decoding:
-            self._start_decoding(lease)
-        self.rates.on_first_token(lease.ahead + lease.uncached, lease.first_at - lease.taken_at)
-        self.refresh(lease.first_at)
-
-    def on_released(self, lease: Lease) -> None:
-        assert lease.outcome is not None
-        state = self.state
-        running = state.decoding
-        state.inflight -= 1
-        self._own_kv = max(0.0, self._own_kv - lease.prompt_tokens - lease.output_tokens)
-        if lease.decoding:
-            state.decoding -= 1
-        else:
-            self.own_pending = max(0.0, self.own_pending - lease.uncached)
-        if lease.first_at is None and lease.counted:
-            spent = lease.last_at - lease.taken_at
-            self.rates.on_whole(lease.ahead + lease.uncached, lease.counted, spent, running)
-        elif lease.first_at is not None:
-            self.rates.on_decoded(lease.tokens - 1, lease.last_at - lease.first_at, running)
-        if state.inflight == 0:
-            # Sums of floats drift; with nobody here they are known.
-            self.own_pending = self._own_kv = 0.0
-        self.outcomes[lease.outcome] += 1
-        if MEANINGS[lease.outcome].breaker == "success":
-            self.last_progress = lease.last_at
-        self.breaker.record(lease.outcome, lease.last_at, lease.era)
-        self.refresh(lease.last_at)
-
-    # What others report.
-
-    def on_stats(self, stats: ReplicaStats, now: float, own: int = 0) -> bool:
-        """Its gauges. True if they show that it is another process than before.
-
-        `own`: legs we had there when they were asked for. Some may have ended before the answer came, so that the
-        larger of then and now is what the gauges hold of us; the rest is somebody else's.
-        """
-        self._measure_batch(self.stats, stats)
-        before, self.stats = self.stats.generated_tokens, stats
-        counted = (stats.running or 0) + (stats.waiting or 0)
-        self._foreign = max(0, counted - max(own, self.state.inflight))
-        if stats.generated_tokens is not None and before is not None and stats.generated_tokens > before:
-            self.last_progress = now
-        self.refresh(now)
-        return stats.generated_tokens is not None and before is not None and stats.generated_tokens < before
-
-    def _measure_batch(self, before: ReplicaStats, after: ReplicaStats) -> None:
-        if after.steps is None or after.step_sequences is None or before.step_sequences is None:
-            return
-        steps = after.steps - (before.steps or 0)
-        sequences = after.step_sequences - before.step_sequences
-        self.batch_sequences = sequences / steps if steps > 0 and sequences >= 0 else None
-
-    def on_others(self, inflight: int, pending: float, now: float) -> None:
-        """What other gateways have in flight here, as they say themselves: fresher than the engine's gauges."""
-        if (inflight, pending) != self._others:
-            self._others = (inflight, pending)
-            self.refresh(now)
-
-    def on_hit(self, predicted: int, actual: int) -> bool:
-        """The engine says how much it reused. True if trust was just lost."""
-        lost = self.trust.observe(predicted, actual)
-        self.state.trust = self.trust.value
-        return lost
-
-    def refresh(self, now: float) -> None:
-        """Bring the state up to date with leases and gauges; with rates when it is read (`settle`)."""
-        self._weigh(now)
-        self._is_stale = True
-
-    def _weigh(self, now: float) -> None:
-        """Bring what changes with every lease up to date; rates change only where something was seen of one."""
-        state, stats = self.state, self.stats
-        waiting = stats.waiting or 0
-        others, their_pending = self._others
-        state.foreign = max(others, self._foreign)
-        by_gauge = min(waiting, state.foreign) * self._mean_prompt
-        state.pending_tokens = self.own_pending + max(their_pending, by_gauge)
-        if stats.kv_capacity_tokens:
-            state.kv_capacity_tokens = float(stats.kv_capacity_tokens)
-            state.kv_used_tokens = max(self._own_kv, (stats.kv_usage or 0.0) * stats.kv_capacity_tokens)
-        state.breaker_closed = self.breaker.allows(now)
-
-    @property
-    def drift(self) -> int:
-        """Requests that the engine counts beyond our leases (negative: it counts fewer); 0 if it doesn't say."""
-        if self.stats.running is None:
-            return 0
-        return self.stats.running + (self.stats.waiting or 0) - self.state.inflight
