@@ -161,17 +161,50 @@ class browser_page:
 
 def test_the_grafana_dashboard_asks_for_metrics_that_there_are(pair: Served) -> None:
     """Every metric that a panel names is served, by its name and with the labels that the panel uses."""
+    pair.stream("one request, so that there are outcomes", 2)
     panels = json.loads(grafana())["panels"]
     text = httpx.get(f"{pair.url}/metrics", trust_env=False).text
     known = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
     asked = {name for p in panels for t in p["targets"] for name in re.findall(r"shoal_fleet_\w+", t["expr"])}
     assert len(panels) > 10
+    new = ("step_sequences", "step_tokens", "rank_waiting_seconds")
+    assert {f"shoal_fleet_replica_{name}_total" for name in new} | {"shoal_fleet_prefill_queue_length"} <= asked
     for name in asked:
         assert {name, name.removesuffix("_bucket"), name.removesuffix("_total")} & known, name
     labels = set(re.findall(r'(\w+)="', text))
     grouped = {label for p in panels for t in p["targets"] for by in re.findall(r"by \(([^)]*)\)", t["expr"])
                for label in by.split(", ")}  # fmt: skip
     assert grouped - {"le"} <= labels
+
+
+def test_ranks_waiting_reaches_metrics_and_dashboard(tiny_folder: Path, tmp_path: Path) -> None:
+    """Of two replicas, the one with two ranks says how long they waited for each other, the other nothing."""
+    options = {"num_blocks": 100}
+    pools = [
+        {"name": "two", "engine": "shoal", "model": str(tiny_folder), "options": options, "layout": {"tp": 2}},
+        {"name": "one", "engine": "shoal", "model": str(tiny_folder), "options": options},
+    ]
+    file = tmp_path / "fleet.yaml"
+    file.write_text(json.dumps({"pools": [{**pool, "served_name": "tiny"} for pool in pools]}))
+    with fleet_process("--config", str(file), home=tmp_path) as served:
+        for _ in range(4):
+            assert served.stream("ranks wait for each other", 8).done
+        name = "shoal_fleet_replica_rank_waiting_seconds_total"
+        eventually(lambda: served.metric(name) > 0, "the gauges were read", 20)
+        assert served.metric(name, pool="one") == 0
+        assert served.metric(name) < served.metric("shoal_fleet_replica_rank_seconds_total", pool="two")
+        shown: list[float] = []
+
+        def seen() -> bool:
+            served.stream("lately", 8)
+            view = {r["pool"]: r for r in served.view()["replicas"]}
+            assert view["one"]["rank_waiting"] is None
+            if (share := view["two"]["rank_waiting"]) is not None:
+                shown.append(share)
+            return bool(shown)
+
+        eventually(seen, "the dashboard shows the share", 20)
+        assert 0 < shown[0] < 1
 
 
 def test_other_apis_pass_through_to_replicas(pair: Served) -> None:

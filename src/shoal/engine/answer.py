@@ -58,6 +58,7 @@ class Answer:
             cached_tokens=output.cached_tokens,
             prompt_logprobs=prompt_logprobs,
             error=output.error,
+            constraint_failed=output.constraint_failed,
         )
 
     def _append(self, output: Output) -> tuple[int, str]:

@@ -283,6 +283,7 @@ class EngineCore:
             generated_tokens=self._generated_tokens,
             steps=stats.steps,
             kv_block_tokens=self._scheduler.config.block_size,
+            ranks=self._executor.rank_stats(),
         )
 
     def check(self) -> None:

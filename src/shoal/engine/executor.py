@@ -4,6 +4,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from shoal.engine.messages import StepCommand
+from shoal.engine.ranks.stats import RankStats
 from shoal.engine.worker import Worker
 from shoal.policy.batching.plan import StepResult
 
@@ -17,6 +18,10 @@ class Executor(Protocol):
         ...
 
     def submit(self, command: StepCommand) -> "Future[StepResult]": ...
+
+    def rank_stats(self) -> tuple[RankStats, ...]:
+        """Step times by rank; empty where there is one rank. Safe to call from another thread."""
+        ...
 
     def close(self) -> None: ...
 
@@ -36,6 +41,9 @@ class InProcessExecutor:
         except Exception as error:
             future.set_exception(error)
         return future
+
+    def rank_stats(self) -> tuple[RankStats, ...]:
+        return ()
 
     def close(self) -> None:
         self._worker.close()

@@ -3,6 +3,7 @@
 import msgspec
 
 from shoal.engine.handoff.params import KvTransferParams
+from shoal.engine.ranks.stats import RankStats
 from shoal.policy.batching.handoff import HeldPrefix
 from shoal.policy.batching.plan import TokenLogprobs
 
@@ -26,6 +27,8 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """Entry i belongs to prompt position i + 1; sent once, when the prompt is done."""
     error: str | None = None
+    constraint_failed: bool = False
+    """With `error`: the request's own constraints (a grammar, token lists) are the reason, not the engine."""
     held: HeldPrefix | None = None
     """With the last one, where it was asked for: blocks that wait for another replica."""
     kv_transfer: KvTransferParams | None = None
@@ -86,3 +89,5 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     kv_imported_blocks: int = 0
     kv_imports_failed: int = 0
     """Prompts whose KV was to be taken over and was not, or not wholly: computed here."""
+    ranks: tuple[RankStats, ...] = ()
+    """Step times by rank; empty for one rank, which waits for nobody."""

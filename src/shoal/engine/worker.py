@@ -160,7 +160,9 @@ class Worker:
             self._refused[sequence_id] = str(error)
 
     def _refuse(self, result: SampledSequence) -> SampledSequence:
-        return SampledSequence(result.sequence_id, (), error=self._refused[result.sequence_id])
+        return SampledSequence(
+            result.sequence_id, (), error=self._refused[result.sequence_id], constraint_failed=True
+        )
 
     def _scrub_failed(self, wanted: torch.Tensor, shares: list[SequenceRows]) -> None:
         """Zero blocks of sequences that met a NaN or infinity: masked slots are multiplied too, and 0 · NaN is NaN.

@@ -138,6 +138,7 @@ class FleetObserver:
             running=stats.running if stats.running is not None else replica.state.inflight,
             waiting=stats.waiting or 0,
             batch_sequences=replica.batch_sequences,
+            rank_waiting=replica.rank_waiting,
             pending_tokens=replica.state.pending_tokens,
             role=replica.state.role,
             inflight=replica.state.inflight,

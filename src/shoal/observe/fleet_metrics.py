@@ -163,10 +163,16 @@ class _Gauges(Collector):
                 if value is not None:
                     gauge.add_metric([replica.handle.pool, replica.name], value)
             yield gauge
-        counted: list[tuple[str, str, list[tuple[Replica, int | None]]]] = [
+        counted: list[tuple[str, str, list[tuple[Replica, float | None]]]] = [
             ("steps", "Forward passes it made.", [(r, r.stats.steps) for r in replicas]),
             ("step_sequences", "Sequences in all its steps.", [(r, r.stats.step_sequences) for r in replicas]),
             ("step_tokens", "Tokens (rows) in all its steps.", [(r, r.stats.step_tokens) for r in replicas]),
+            ("rank_seconds", "Step time, summed over its ranks.", [(r, r.stats.rank_seconds) for r in replicas]),
+            (
+                "rank_waiting_seconds",
+                "Of it, time that ranks waited for each other.",
+                [(r, r.stats.rank_waiting_seconds) for r in replicas],
+            ),
         ]
         for name, text, totals in counted:
             counter = CounterMetricFamily(f"shoal_fleet_replica_{name}", text, labels=["pool", "replica"])

@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute, Route
 
 from shoal import __version__
 from shoal.engine.outputs import EngineStats, RequestTimings, StepStats
+from shoal.engine.ranks.stats import waiting_share
 from shoal.observe.dashboard import HTML, page
 from shoal.observe.view import FleetView, ReplicaView, Totals
 from shoal.observe.window import Ended, Window, hit_ratios, latency
@@ -143,6 +144,7 @@ class ReplicaDashboard:
             inflight=stats.running + stats.waiting,
             kv_usage=stats.kv_used_blocks / total if total else None,
             kv_capacity_tokens=total * stats.kv_block_tokens or None,
+            rank_waiting=waiting_share(stats.ranks),
         )
 
 

@@ -55,6 +55,9 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int = 0
     batch_sequences: float | None = None
     """Sequences of a step, lately."""
+    rank_waiting: float | None = None
+    """Share of its ranks' step time spent waiting for each other: lately in a fleet, since the start for a single
+    replica; null for one rank."""
     pending_tokens: float = 0.0
     """Prompt tokens that wait there to be computed, by this gateway's count."""
     role: str = "both"

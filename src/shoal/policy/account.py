@@ -33,6 +33,10 @@ class ReplicaStats(msgspec.Struct, frozen=True, kw_only=True):
     step_sequences: int | None = None
     """Sequences in all of them."""
     step_tokens: int | None = None
+    rank_seconds: float | None = None
+    """Time in forward passes since its start, summed over its ranks; None for one rank."""
+    rank_waiting_seconds: float | None = None
+    """Of it, time that ranks spent waiting for each other."""
 
 
 class ReplicaAccount:
@@ -48,6 +52,8 @@ class ReplicaAccount:
         self.stats = ReplicaStats()
         self.batch_sequences: float | None = None
         """Sequences per step, mean between the last two readings of its gauges; None: unknown."""
+        self.rank_waiting: float | None = None
+        """Share of its ranks' step time spent waiting for each other, between the last two looks, 0 to 1."""
         self.last_progress = now
         """Time of the last output from it, of whatever request."""
         self.outcomes: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
@@ -146,6 +152,7 @@ class ReplicaAccount:
         larger of then and now is what the gauges hold of us; the rest is somebody else's.
         """
         self._measure_batch(self.stats, stats)
+        self._measure_ranks(self.stats, stats)
         before, self.stats = self.stats.generated_tokens, stats
         counted = (stats.running or 0) + (stats.waiting or 0)
         self._foreign = max(0, counted - max(own, self.state.inflight))
@@ -160,6 +167,14 @@ class ReplicaAccount:
         steps = after.steps - (before.steps or 0)
         sequences = after.step_sequences - before.step_sequences
         self.batch_sequences = sequences / steps if steps > 0 and sequences >= 0 else None
+
+    def _measure_ranks(self, before: ReplicaStats, after: ReplicaStats) -> None:
+        if after.rank_seconds is None or after.rank_waiting_seconds is None:
+            self.rank_waiting = None
+            return
+        seconds = after.rank_seconds - (before.rank_seconds or 0.0)
+        waiting = after.rank_waiting_seconds - (before.rank_waiting_seconds or 0.0)
+        self.rank_waiting = min(1.0, waiting / seconds) if seconds > 0 and waiting >= 0 else None
 
     def on_peer_gateways(self, inflight: int, pending: float, now: float) -> None:
         """Take in what other gateways have in flight here: fresher than the engine's gauges."""

@@ -18,6 +18,8 @@ from shoal.server.protocol import ChatRequest
 from shoal.server.state import Engine
 from shoal.server.tool_choice import blamed_tool
 
+_CONSTRAINT = "constraint_failed"
+
 log = logging.getLogger("shoal.server")
 
 
@@ -121,6 +123,11 @@ def _failure(engine: Engine, output: RequestOutput) -> ApiError:
     log.error("request %s ended with an error: %s", output.request_id, output.error)
     if not engine.healthy:
         return engine_stopped()
+    if output.constraint_failed:
+        reason = output.error or "no token is admitted"
+        return ApiError(
+            400, f"the output cannot go on within the request's constraints: {reason}", code=_CONSTRAINT
+        )
     return ApiError(
         500, output.error or "the engine could not go on", kind="server_error", code="generation_failed"
     )

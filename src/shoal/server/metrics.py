@@ -66,6 +66,24 @@ class EngineCollector(Collector):
             counter = CounterMetricFamily(name, text, labels=["model_name"])
             counter.add_metric(model, value)
             yield counter
+        yield from _rank_times(stats, model[0])
+
+
+def _rank_times(stats: EngineStats, model: str) -> Iterable[Metric]:
+    """Counters by rank; none for a replica of one rank."""
+    if len(stats.ranks) < 2:
+        return
+    labels = ["model_name", "rank"]
+    seconds = CounterMetricFamily("shoal_rank_step_seconds", "Time in forward passes, per rank.", labels=labels)
+    waiting = CounterMetricFamily(
+        "shoal_rank_waiting_seconds",
+        "Of shoal_rank_step_seconds, time spent waiting for other ranks.",
+        labels=labels,
+    )
+    for rank in stats.ranks:
+        seconds.add_metric([model, str(rank.rank)], rank.seconds)
+        waiting.add_metric([model, str(rank.rank)], rank.waited)
+    yield from (seconds, waiting)
 
 
 class ServerMetrics:

@@ -256,3 +256,27 @@ def test_a_compiled_constraint_does_not_wait_for_another_to_compile(monkeypatch:
         thread.join(30)
         other.join(30)
     assert compiler.cached == 2
+
+
+def test_a_grammar_whose_parser_overflows_after_a_token_is_refused_when_compiled(rig):
+    """Limits of llguidance show when a token is taken, not when it compiles: a request would fail midway."""
+    rules = "\n".join(f'a{i}: "x" "{i}" "y"?' for i in range(3000))
+    optional = " ".join(f"a{i}?" for i in range(3000))
+    with pytest.raises(InvalidParameter, match="items"):
+        rig.compiler.validate(GuidedParams("grammar", f'start: "{{" rest\nrest: {optional}\n{rules}\n'))
+
+
+def test_a_grammar_that_dies_ends_its_own_sequence_as_a_failed_constraint(rig):
+    sampler = rig.sampler()
+    dead = SamplingParams(temperature=0, guided=GuidedParams("regex", "ab"), allowed_token_ids=(rig.eos,))
+    sampler.add(0, dead, (), ())
+    sampler.add(1, SamplingParams(temperature=0), (), ())
+    (logits,) = logits_of(3, 1, rig.vocab)
+    failed, fine = sampler.sample(torch.stack([logits, logits]), [SampleRow(0, 0, 1), SampleRow(1, 1, 2)])
+    assert failed.error is not None
+    assert failed.constraint_failed
+    assert (fine.error, fine.constraint_failed, len(fine.tokens)) == (None, False, 1)
+    logits[0] = float("nan")
+    (broken,) = sampler.sample(logits[None], [SampleRow(1, 0, 1)])
+    assert broken.error is not None
+    assert not broken.constraint_failed

@@ -87,6 +87,7 @@ class ScriptEngine:
         self.finish_reason = "stop"
         self.stop_reason: str | None = None
         self.error: str | None = None
+        self.constraint_failed = False
         self.pause = 0.0
         self.hold_first = False
         self.repeat = 1
@@ -190,6 +191,7 @@ class ScriptEngine:
                 cached_tokens=2,
                 prompt_logprobs=asked if place == 0 else (),
                 error=self.error if last else None,
+                constraint_failed=last and self.constraint_failed,
             )
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -375,3 +376,39 @@ def test_failure_within_a_stream_is_an_event_and_no_done(served: Served) -> None
     assert "[DONE]" not in text
     last = json.loads(text.strip().rsplit("\n\n", 1)[-1].removeprefix("data: "))
     assert last["error"]["code"] == "generation_failed"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_constraint_that_fails_midway_is_the_requests_own_fault(served: Served, stream: bool) -> None:
+    """400 that says so, and the next request is answered."""
+    served.engine.finish_reason, served.engine.error = "error", "the grammar admits no token"
+    served.engine.constraint_failed = True
+    with served.client() as client:
+        served.engine.answer = "x"
+        answer = client.post("/v1/completions", json={**COMPLETE, "stream": stream})
+        error = error_of(answer, 400)
+        assert (error["type"], error["code"]) == ("invalid_request_error", "constraint_failed")
+        assert "the grammar admits no token" in error["message"]
+        served.engine.answer = "longer"
+        text = client.post("/v1/completions", json={**COMPLETE, "stream": True}).text
+        last = json.loads(text.strip().rsplit("\n\n", 1)[-1].removeprefix("data: "))
+        assert last["error"]["code"] == "constraint_failed"
+        served.engine.reset()
+        assert client.post("/v1/completions", json=COMPLETE).status_code == 200
+
+
+def test_a_schema_of_thousands_of_optional_properties_is_refused_by_name(served: Served) -> None:
+    """At once, with the limit, wherever the schema lies: llguidance compiles it for minutes and fails later."""
+    for count, status in ((400, 200), (5000, 400)):
+        wide = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(count)}}
+        schema = {"type": "object", "properties": {"wide": wide}, "required": ["wide"]}
+        form = {"type": "json_schema", "json_schema": {"name": "wide", "schema": schema}}
+        begun = time.monotonic()
+        with served.client() as client:
+            answer = client.post("/v1/chat/completions", json={**ASK, "response_format": form})
+        assert answer.status_code == status, answer.text
+        if status == 400:
+            error = error_of(answer, 400)
+            assert error["param"] == "response_format.json_schema.schema.properties.wide.properties"
+            assert "at most 500" in error["message"]
+            assert time.monotonic() - begun < 5

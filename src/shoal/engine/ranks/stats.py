@@ -1,5 +1,6 @@
 """What is known of the steps of each rank."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -20,3 +21,9 @@ class RankStats:
     def busy(self) -> float:
         """Mean seconds of own work a step: the straggler is the rank that has most."""
         return (self.seconds - self.waited) / self.steps if self.steps else 0.0
+
+
+def waiting_share(ranks: Sequence[RankStats]) -> float | None:
+    """Return the share of all ranks' step time spent waiting for each other, 0 to 1; None before any step."""
+    seconds = sum(rank.seconds for rank in ranks)
+    return min(1.0, sum(rank.waited for rank in ranks) / seconds) if seconds else None

@@ -22,6 +22,8 @@ from shoal.engine.sampling.params import GuidedParams
 MAX_SOURCE_CHARS = 256 * 1024
 """Longest schema, regex, choice list or grammar accepted."""
 _MAX_COMPILED = 64
+_TRIAL_TOKENS = 8
+"""Tokens taken of a new grammar before it is accepted: `{`, white space, the first name."""
 _JSON_LAYOUT = {"whitespace_pattern": r"( |\r?\n[ \t]{0,20})?"}
 """White space admitted between JSON tokens: none, a space, or a line break with indentation (as llama.cpp has it).
 Given more, small models spend their tokens on blanks (vllm#38696)."""
@@ -133,17 +135,33 @@ class GuidedCompiler:
                 return found
         # A large schema takes seconds. The library releases the GIL; two that compile the same do it twice.
         matcher = llguidance.LLMatcher(self._token_trie(), grammar_of(guided), log_level=0)
-        # The first mask too: it fails for some grammars that compile, and is slow where they are large.
-        first = matcher.deep_copy()
-        if not matcher.is_error():
-            first.compute_bitmask()
-        if first.is_error():
-            raise _refused(guided, first.get_error())
+        if (reason := self._try_out(matcher)) is not None:
+            raise _refused(guided, reason)
         with self._lock:
             self._compiled[guided] = matcher
             if len(self._compiled) > _MAX_COMPILED:
                 self._compiled.popitem(last=False)
         return matcher
+
+    def _try_out(self, matcher: Any) -> str | None:
+        """Return why a compiled grammar fails within its first tokens; None: it does not.
+
+        Limits of the parser (items per row) show only where a token was taken: some grammars compile and then fail.
+        """
+        trial = matcher.deep_copy()
+        for _ in range(_TRIAL_TOKENS):
+            if trial.is_error():
+                return str(trial.get_error())
+            if trial.is_stopped():
+                return None
+            bits = np.frombuffer(trial.compute_bitmask(), np.uint8)
+            admitted = np.unpackbits(bits, bitorder="little")
+            admitted[[token for token in self._eos if token < admitted.size]] = 0
+            if not trial.is_error() and not admitted.any():
+                return None
+            if not trial.is_error():
+                trial.consume_token(int(admitted.argmax()))
+        return str(trial.get_error()) if trial.is_error() else None
 
 
 def grammar_of(guided: GuidedParams) -> str:

@@ -226,7 +226,8 @@ class Sampler:
                 logprobs.append(token_logprobs(host[r], token, sequence.params.logprobs, self._weights))
             if i == len(row.drafts) or token != row.drafts[i] or self._ends(sequence, token):
                 break
-        return SampledSequence(row.sequence_id, tuple(tokens), tuple(logprobs), prompt_logprobs, error)
+        failed = error is not None
+        return SampledSequence(row.sequence_id, tuple(tokens), tuple(logprobs), prompt_logprobs, error, failed)
 
     def _choose(self, sequence: _Sequence, raw: Floats, peak: float) -> int:
         """One token from one row, by everything the sequence asks for. `raw` is left as it is."""

@@ -44,6 +44,8 @@ class ShoalAdapter(HttpAdapter):
             steps=gauges.whole("shoal_batch_sequences_count"),
             step_sequences=gauges.whole("shoal_batch_sequences_sum"),
             step_tokens=gauges.whole("shoal_batch_tokens_sum"),
+            rank_seconds=gauges.first("shoal_rank_step_seconds_total"),
+            rank_waiting_seconds=gauges.first("shoal_rank_waiting_seconds_total"),
         )
 
 

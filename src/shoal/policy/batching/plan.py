@@ -70,6 +70,8 @@ class SampledSequence(msgspec.Struct, frozen=True, array_like=True):
     """For the prompt rows of this step: entry i belongs to position start + i + 1."""
     error: str | None = None
     """The sequence cannot go on (a grammar that admits no token, a non-finite logit): finish it with this."""
+    constraint_failed: bool = False
+    """With `error`: the request's own constraints (a grammar, token lists) are the reason, not the engine."""
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True):

@@ -103,6 +103,8 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     stop_token: int | None = None
     """The token that ended it, if the reason is a token."""
     error: str | None = None
+    constraint_failed: bool = False
+    """With `error`: the request's own constraints (a grammar, token lists) are the reason, not the engine."""
     prompt_tokens: int
     cached_tokens: int
     """Prompt tokens whose KV was reused when the request was first scheduled."""
@@ -208,6 +210,7 @@ class SequenceState:
         prompt_logprobs: tuple[TokenLogprobs, ...] = (),
         error: str | None = None,
         stop_token: int | None = None,
+        constraint_failed: bool = False,
     ) -> Output:
         return Output(
             request_id=self.id,
@@ -217,6 +220,7 @@ class SequenceState:
             finish_reason=self.finish_reason,
             stop_token=stop_token,
             error=error,
+            constraint_failed=constraint_failed,
             prompt_tokens=self.prompt_length,
             cached_tokens=self.cached_tokens,
             preemptions=self.preemptions,

@@ -271,7 +271,7 @@ class Scheduler:
             error = f"the step yielded {len(answer.tokens)} tokens for {len(share.drafts)} drafts"
         if error is not None:
             sequence.finish_reason = "error"
-            return sequence.output(error=error)
+            return sequence.output(error=error, constraint_failed=answer.constraint_failed)
         prompt_logprobs = answer.prompt_logprobs[max(0, sequence.prompt_rows - share.start) :]
         prompt_logprobs = prompt_logprobs[: sequence.prompt_length - 1 - sequence.prompt_rows]
         sequence.prompt_rows += len(prompt_logprobs)

@@ -25,6 +25,8 @@ _MEANINGLESS = (
 )
 """Of no use once references are resolved; `x-guidance` would set the compiler's own options."""
 _COMBINE = ("$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "dependencies")
+MAX_OPTIONAL = 500
+"""Optional properties between two required ones: each takes 4 of the 2,000 items that a row of the parser holds."""
 NULLABLE = ("const", "default", "enum", "example")
 """Keywords for which null is a value, not the absence of one."""
 NEVER_ENFORCED = ("not", "if", "then", "else", "contains", "contentSchema", "propertyNames")
@@ -35,6 +37,7 @@ def relaxed(schema: Node, path: Path, *, strict: bool) -> Node:
     """Return `schema` without what cannot be enforced, its own level only. `path` is for `SchemaError`."""
     node = {k: v for k, v in schema.items() if k not in _MEANINGLESS}
     _check_types(node, path)
+    _check_optional(node, path)
 
     def give_up(keyword: str, reason: str) -> None:
         if strict:
@@ -74,6 +77,22 @@ def _check_types(node: Node, path: Path) -> None:
     if isinstance(node.get("required"), bool):
         # Draft 3 marked the property itself.
         del node["required"]
+
+
+def _check_optional(node: Node, path: Path) -> None:
+    """Refuse more optional properties in a row than the parser can hold; compiling 8,000 takes a minute."""
+    required = node.get("required")
+    names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+    longest = run = 0
+    for name in node.get("properties", ()):
+        run = 0 if name in names else run + 1
+        longest = max(longest, run)
+    if longest > MAX_OPTIONAL:
+        raise SchemaError(
+            (*path, "properties"),
+            f"{longest} optional properties in a row",
+            f"expected at most {MAX_OPTIONAL}: name more of them under `required`",
+        )
 
 
 GiveUp = Callable[[str, str], None]
