@@ -5,6 +5,8 @@ import sys
 import litellm
 from nested import QUESTION, Person, check
 
+litellm.suppress_debug_info = True
+
 url, model = sys.argv[1:3]
 common = {
     "model": f"openai/{model}",
