@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from lm_eval import simple_evaluate
+from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -63,9 +64,6 @@ with tempfile.TemporaryDirectory() as scratch:
     write_tasks(folder)
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     tokenizer.save_pretrained(folder / "model")
-    AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32).save_pretrained(
-        folder / "model"
-    )
     tasks = TaskManager(include_path=str(folder), include_defaults=False)
     served = simple_evaluate(
         "local-completions",
@@ -79,14 +77,10 @@ with tempfile.TemporaryDirectory() as scratch:
         tasks=list(TASKS),
         task_manager=tasks,
     )
-    local = simple_evaluate(
-        "hf",
-        model_args={"pretrained": str(folder / "model"), "dtype": "float32", "max_length": 2048},
-        tasks=list(TASKS),
-        task_manager=tasks,
-        device="cpu",
-        batch_size=4,
-    )
+    # The object, as Transformers writes no checkpoint of what it has read from a GGUF file.
+    weights = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    hf = HFLM(weights, tokenizer=tokenizer, max_length=2048, batch_size=4)
+    local = simple_evaluate(hf, tasks=list(TASKS), task_manager=tasks)
     ours, theirs = figures(served), figures(local)
     assert ours.keys() == theirs.keys(), (ours, theirs)
     for name, value in theirs.items():
