@@ -63,10 +63,10 @@ struct RopeWrite {
     Type type;                 // of all but the cache
     void* k_scales;            // [slots, kv_heads] bfloat16 of an eight-bit cache, else null
     void* v_scales;
-    Type kv_type;              // of the cache: `type`, or EIGHT_BIT, then width and v_width are at most MOST_WIDTH
+    Type kv_type;              // of the cache: `type`, or EIGHT_BIT, then width and v_width are at most MAX_WIDTH
 };
 
-constexpr std::int64_t MOST_WIDTH = 1024;
+constexpr std::int64_t MAX_WIDTH = 1024;
 
 // out = x + add
 struct Sum {

@@ -38,16 +38,16 @@ float group_score(const Router& r, const float* choice) {
 // Leaves experts of a row's best groups only.
 void keep_best_groups(const Router& r, const float* choice, bool* taken) {
     const std::int64_t size = r.experts / r.groups;
-    float scores[MOST_EXPERTS];
-    bool kept[MOST_EXPERTS] = {};
+    float scores[MAX_EXPERTS];
+    bool kept[MAX_EXPERTS] = {};
     for (std::int64_t g = 0; g < r.groups; ++g) scores[g] = group_score(r, choice + g * size);
     for (std::int64_t i = 0; i < r.top_groups; ++i) kept[best_of(scores, kept, r.groups)] = true;
     for (std::int64_t e = 0; e < r.experts; ++e) taken[e] = !kept[e / size];
 }
 
 void choose(const Router& r, float* scores, std::int32_t* experts, float* weights) {
-    float choice[MOST_EXPERTS];
-    bool taken[MOST_EXPERTS] = {};
+    float choice[MAX_EXPERTS];
+    bool taken[MAX_EXPERTS] = {};
     if (!r.softmax_after_top_k) {
         r.sigmoid ? void(std::transform(scores, scores + r.experts, scores, sigmoid)) : softmax(scores, r.experts);
     }
@@ -76,7 +76,7 @@ void route(const Router& router, float* logits, std::int64_t rows, const Routing
     });
     std::fill_n(to.counts, router.experts, 0);
     for (std::int64_t i = 0; i < rows * router.top_k; ++i) ++to.counts[to.experts[i]];
-    std::int64_t next[MOST_EXPERTS], before = 0;
+    std::int64_t next[MAX_EXPERTS], before = 0;
     for (std::int64_t e = 0; e < router.experts; before += to.counts[e++]) next[e] = before;
     for (std::int64_t i = 0; i < rows * router.top_k; ++i) to.at[i] = next[to.experts[i]]++;
 }

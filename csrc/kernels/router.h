@@ -5,7 +5,7 @@
 
 namespace shoal {
 
-constexpr std::int64_t MOST_EXPERTS = 1024;
+constexpr std::int64_t MAX_EXPERTS = 1024;
 
 struct Router {
     const float* weight;      // [experts, hidden]

@@ -27,7 +27,7 @@ struct StackLayer {
     std::int32_t interleaved;
 };
 
-constexpr int MOST_ROPES = 4;
+constexpr int MAX_ROPES = 4;
 
 struct Stack {
     const StackLayer* layers;
@@ -39,8 +39,8 @@ struct Stack {
     const std::int32_t* starts;
     const std::int32_t* contexts;
     const std::int32_t* tables;
-    const void* cos[MOST_ROPES];  // [rows, dim of the layers that use it]
-    const void* sin[MOST_ROPES];
+    const void* cos[MAX_ROPES];  // [rows, dim of the layers that use it]
+    const void* sin[MAX_ROPES];
     std::int64_t count, rows, hidden, sequences, table_stride, block_size;
     float eps;
     Type type;       // of everything but the norms' weights and the cache

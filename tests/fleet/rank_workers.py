@@ -115,15 +115,15 @@ def check_operations(group: Group) -> None:
         got = group.all_to_all([_values(10 * me + target, dtype)[: rows[me][target]] for target in range(n)])
         for source in range(n):
             assert torch.equal(got[source], _values(10 * source + me, dtype)[: rows[source][me]]), "all_to_all"
-        flights = [
+        pending = [
             group.start_all_to_all(
                 [_values(10 * me + target + wave, dtype)[: rows[me][target]] for target in range(n)],
                 [rows[source][me] for source in range(n)],
             )
             for wave in range(2)
         ]
-        for wave, flight in enumerate(flights):
-            for source, tensor in enumerate(flight.land()):
+        for wave, work in enumerate(pending):
+            for source, tensor in enumerate(work.wait()):
                 sent = _values(10 * source + me + wave, dtype)[: rows[source][me]]
                 assert torch.equal(tensor, sent), "start_all_to_all"
         assert torch.equal(group.broadcast(_values(me, dtype), n - 1), _values(n - 1, dtype)), "broadcast"

@@ -222,12 +222,12 @@ def test_a_quantized_product_gets_the_update_in_full_precision(scheme: Scheme) -
     for name, target in down.targets("down_proj").items():
         target.fill(name, (32, 64), cutter(torch.randn(32, 64)))
     gate_up, a, b = torch.randn(5, 128), torch.randn(3, 64), torch.randn(32, 3)
-    base = down.of_gated(gate_up, "silu")
+    base = down.forward_gated(gate_up, "silu")
     down.lora = LowRankUpdates(active)
     down.lora.install(1, stacked([(0, a, b)]))
-    assert torch.equal(down.of_gated(gate_up, "silu"), base)
+    assert torch.equal(down.forward_gated(gate_up, "silu"), base)
     active.rows = (AdapterRows(1, torch.tensor([0, 3])),)
-    added = down.of_gated(gate_up, "silu") - base
+    added = down.forward_gated(gate_up, "silu") - base
     x = torch.nn.functional.silu(gate_up[:, :64]) * gate_up[:, 64:]
     right = torch.where(torch.tensor([1, 0, 0, 1, 0], dtype=torch.bool)[:, None], x @ a.T @ b.T, 0)
     torch.testing.assert_close(added, right, atol=1e-4, rtol=1e-4)

@@ -61,7 +61,7 @@ class _ErrorBody(msgspec.Struct, frozen=True):
 
 
 DONE = b"[DONE]"
-_MOST_PENDING = 4 * 2**20
+_MAX_LINE_BYTES = 4 * 2**20
 _ERROR_LENGTH = 300
 
 
@@ -76,8 +76,8 @@ class EventSplitter:
         """The payloads completed by this piece; `ValueError` for an event that never ends."""
         lines = (self._rest + piece).split(b"\n")
         self._rest = lines.pop()
-        if len(self._rest) > _MOST_PENDING:
-            raise ValueError(f"a line of more than {_MOST_PENDING} bytes")
+        if len(self._rest) > _MAX_LINE_BYTES:
+            raise ValueError(f"a line of more than {_MAX_LINE_BYTES} bytes")
         done = []
         for line in lines:
             line = line.rstrip(b"\r")

@@ -8,7 +8,7 @@ from shoal.bench.summary import Summary
 from shoal.specs.errors import SpecError
 from shoal.specs.traffic import positive
 
-_MOST_DOUBLINGS = 6
+_MAX_DOUBLINGS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +75,10 @@ class RateSearch:
             return self._start
         if best is None:
             assert failing is not None
-            lowest = self._start / 2**_MOST_DOUBLINGS
+            lowest = self._start / 2**_MAX_DOUBLINGS
             return failing / 2 if failing / 2 >= lowest * 0.999 else None
         if failing is None:
-            return best * 2 if best < self._start * 2**_MOST_DOUBLINGS * 0.999 else self._confirm(best)
+            return best * 2 if best < self._start * 2**_MAX_DOUBLINGS * 0.999 else self._confirm(best)
         if failing / best > 1 + self._tolerance:
             return math.sqrt(best * failing)
         return self._confirm(best)

@@ -30,7 +30,7 @@ FILES: Mapping[str, str] = MappingProxyType(
         "app.js": "text/javascript; charset=utf-8",
     }
 )
-MOST_BYTES = 64 * 1024
+MAX_BODY_BYTES = 64 * 1024
 READ_SECONDS = 30
 _POLICY = "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'"
 
@@ -123,8 +123,8 @@ class Handler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "")
         if self.headers.get_content_type() != "application/json" or not length.isdigit():
             self._refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "a JSON body with its length is expected")
-        elif int(length) > MOST_BYTES:
-            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {MOST_BYTES:,} bytes are read")
+        elif int(length) > MAX_BODY_BYTES:
+            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {MAX_BODY_BYTES:,} bytes are read")
         elif self.path != "/api/plan":
             self._refuse(HTTPStatus.NOT_FOUND, f"there is no {self.path}")
         else:

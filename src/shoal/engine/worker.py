@@ -13,12 +13,12 @@ import numpy.typing as npt
 import torch
 
 from shoal.engine.batch import Batch, SequenceRows
+from shoal.engine.incremental_batch import BatchBuilder
 from shoal.engine.kv.cache import KvCache
 from shoal.engine.messages import Admission, StepCommand
 from shoal.engine.models.decoder import CausalLM
 from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.sampling.sampler import Sampler, SampleRow
-from shoal.engine.steady import Batches
 from shoal.policy.batching.plan import SampledSequence, ScheduledSequence, StepResult
 
 
@@ -73,7 +73,7 @@ class Worker:
         self._device = device
         self._mesh = mesh or Mesh.single()
         cp = self._mesh.cp
-        self._batches = Batches(kv.block_size, device, (cp.index, cp.size))
+        self._batch_builder = BatchBuilder(kv.block_size, device, (cp.index, cp.size))
         self._tables: dict[int, _Table] = {}
         self._prompts: dict[int, _PromptRows] = {}
         self._adapters: dict[int, int] = {}
@@ -117,7 +117,7 @@ class Worker:
             else:
                 rows.append(SampleRow(entry.sequence_id, row, row + wanted, entry.sample, targets, drafts))
             row += wanted
-        batch = self._batches.build(shares)
+        batch = self._batch_builder.build(shares)
         hidden = self._model(batch, self._kv)
         wanted_hidden = self._wanted(batch, hidden)
         self._scrub_failed(wanted_hidden, shares)

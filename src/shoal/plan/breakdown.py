@@ -10,7 +10,7 @@ from shoal.plan.designs import Design
 from shoal.plan.numeric import ARRAY
 from shoal.plan.pool_work import PoolWork
 from shoal.plan.question import Question
-from shoal.plan.sizing import Bench
+from shoal.plan.sizing import CandidateTable
 from shoal.plan.step_time import Terms, decode_terms, prefill_terms
 from shoal.plan.work import model_work
 from shoal.specs.layout import Layout
@@ -67,16 +67,16 @@ def candidate_of(question: Question, design: Design, layout: Layout | None = Non
 def breakdown(question: Question, design: Design) -> Breakdown:
     """What the times of a design at its load are made of."""
     candidate = candidate_of(question, design)
-    bench = Bench(question, [candidate], model_work(question.model))
-    constants = (bench.parted if design.split else bench.whole)[0]
+    table = CandidateTable(question, [candidate], model_work(question.model))
+    constants = (table.parted if design.split else table.whole)[0]
     load = question.workload
     layout = candidate.layout
     sequences = np.array([max(min(design.load, design.memory_batch) / layout.dp / layout.pp, 1.0)])
     context = np.array([load.mean_context])
-    decode = decode_terms(bench.work, constants, sequences, context, ARRAY)
-    parts = _named(decode, bench.work, constants.weight_bandwidth)
+    decode = decode_terms(table.work, constants, sequences, context, ARRAY)
+    parts = _named(decode, table.work, constants.weight_bandwidth)
     rows = np.array([0])
-    first = bench.first(rows)
+    first = table.first(rows)
     tokens = np.array([load.input.mean])
     prompt = prefill_terms(first, constants, tokens, 0.0 * tokens, ARRAY)
     step, alone = float(decode.total[0]), float(prompt.total[0])
@@ -86,8 +86,8 @@ def breakdown(question: Question, design: Design) -> Breakdown:
         parts.append(("interference", waits / (load.output.mean * layout.pp)))
     whole = sum(seconds for _, seconds in parts)
     scale = design.tpot.mean / whole
-    prefill_parts = _named(prompt, bench.work, constants.weight_bandwidth, "scores")
-    floor = float(bench.work.dense_bytes[0] / bench.work.bandwidth[0])
+    prefill_parts = _named(prompt, table.work, constants.weight_bandwidth, "scores")
+    floor = float(table.work.dense_bytes[0] / table.work.bandwidth[0])
     assert step > 0
     return Breakdown(_shares(parts, scale), _shares(prefill_parts, 1.0), alone, floor)
 

@@ -18,7 +18,7 @@ from shoal.plan.designs import BestPossible, Design, FrontPoint, Limit, Miss, Pl
 from shoal.plan.question import Question
 from shoal.plan.sizing import (
     Array,
-    Bench,
+    CandidateTable,
     Capacity,
     Grid,
     Times,
@@ -44,40 +44,42 @@ def search(question: Question) -> Plan:
     considered = len(held) + len(missed)
     if not held:
         return Plan(question, (), _rejections(missed), (), considered, _no_memory(question, missed), tuple(missed))
-    bench = Bench(question, held, model_work(question.model))
-    measured = grid(bench)
+    table = CandidateTable(question, held, model_work(question.model))
+    measured = grid(table)
     ends = {end: capacity(question, measured, end) for end in ("mean", "low", "high")}
-    designs, late = ([], []) if question.split == "only" else _aggregated(bench, measured, ends)
+    designs, late = ([], []) if question.split == "only" else _aggregated(table, measured, ends)
     if question.split != "never":
-        designs += split_designs(bench, measured)
+        designs += split_designs(table, measured)
     missed += late
     ranked = list(rank(designs))
     places = {_identity(c): index for index, c in enumerate(held)}
     for place, entry in enumerate(ranked[:FRONTS]):
         ranked[place] = replace(entry, design=_with_front(question, entry.design, places, held, measured))
-    impossible = None if ranked else _impossible(question, bench, measured, late)
+    impossible = None if ranked else _impossible(question, table, measured, late)
     front = _front(question, held, measured)
     return Plan(question, tuple(ranked), _rejections(missed), front, considered, impossible, tuple(missed))
 
 
-def _aggregated(bench: Bench, measured: Grid, ends: dict[str, Capacity]) -> tuple[list[Design], list[Miss]]:
+def _aggregated(
+    table: CandidateTable, measured: Grid, ends: dict[str, Capacity]
+) -> tuple[list[Design], list[Miss]]:
     """Designs without a split, and what the targets turned down."""
-    question = bench.question
+    question = table.question
     sized_by = ends["high" if question.assurance == "high" else "mean"]
     needed = replicas_needed(question, sized_by)
     total = np.where(np.isfinite(needed), needed + question.spares, 1.0)
     load = load_of_replica(question, measured, total)
     alive = np.flatnonzero(np.isfinite(needed))
     missed = [
-        _target_miss(question, c, measured, i) for i, c in enumerate(bench.candidates) if not np.isfinite(needed[i])
+        _target_miss(question, c, measured, i) for i, c in enumerate(table.candidates) if not np.isfinite(needed[i])
     ]
     if not len(alive):
         return [], missed
-    times = bench.evaluate(alive, load[alive])
+    times = table.evaluate(alive, load[alive])
     others = {end: replicas_needed(question, ends[end]) for end in ("low", "high")}
     designs: list[Design] = []
     for at, index in enumerate(alive.tolist()):
-        c = bench.candidates[index]
+        c = table.candidates[index]
         devices = int(total[index]) * c.layout.world
         if question.max_devices is not None and devices > question.max_devices:
             detail = f"{devices} devices, of {question.max_devices} that there are"
@@ -229,16 +231,16 @@ def _no_memory(question: Question, missed: Sequence[Miss]) -> BestPossible:
     return BestPossible("memory", message)
 
 
-def _impossible(question: Question, bench: Bench, measured: Grid, missed: Sequence[Miss]) -> BestPossible:
+def _impossible(question: Question, table: CandidateTable, measured: Grid, missed: Sequence[Miss]) -> BestPossible:
     """Which target nothing meets, and the best that can be had."""
     slo, times = question.slo, measured.times
     quickest, steadiest = int(times.ttft[:, 0].argmin()), int(times.tpot[:, 0].argmin())
-    first, token = bench.candidates[quickest].label, bench.candidates[steadiest].label
+    first, token = table.candidates[quickest].label, table.candidates[steadiest].label
     ttft = Estimate(*(float(v[quickest, 0]) for v in (times.ttft, times.ttft_low, times.ttft_high)))
     tpot = Estimate(*(float(v[steadiest, 0]) for v in (times.tpot, times.tpot_low, times.tpot_high)))
     parts: list[str] = []
     if slo.tpot is not None and tpot.mean > slo.tpot:
-        floor = float(bench.work.dense_bytes[steadiest] / bench.work.bandwidth[steadiest])
+        floor = float(table.work.dense_bytes[steadiest] / table.work.bandwidth[steadiest])
         parts.append(
             f"TPOT {slo.tpot * 1e3:g} ms is impossible: the best is {tpot.mean * 1e3:.3g} ms "
             f"({tpot.low * 1e3:.3g} to {tpot.high * 1e3:.3g}), with one request alone on {token}; reading the "
@@ -261,5 +263,5 @@ def _impossible(question: Question, bench: Bench, measured: Grid, missed: Sequen
             f"each target can be met, but not both by one design: TTFT {ttft.mean:.3g} s on {first}, "
             f"TPOT {tpot.mean * 1e3:.3g} ms on {token}"
         )
-    least = min(c.layout.world for c in bench.candidates)
+    least = min(c.layout.world for c in table.candidates)
     return BestPossible(what, "; ".join(parts) + ".", ttft, first, tpot, token, least)

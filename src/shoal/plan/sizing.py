@@ -51,7 +51,7 @@ class Times:
         return (self.ttft_low, self.tpot_low) if end == "low" else (self.ttft_high, self.tpot_high)
 
 
-class Bench:
+class CandidateTable:
     """Candidates stacked into arrays, ready to be evaluated at any load."""
 
     def __init__(self, question: Question, candidates: Sequence[Candidate], model: ModelWork) -> None:
@@ -187,16 +187,16 @@ class Grid:
     times: Times
 
 
-def grid(bench: Bench) -> Grid:
+def grid(table: CandidateTable) -> Grid:
     """Every candidate at `POINTS` loads, from one request to the most it holds."""
-    question = bench.question
-    largest = np.array([float(c.largest) for c in bench.candidates])
+    question = table.question
+    largest = np.array([float(c.largest) for c in table.candidates])
     if question.workload.users is not None:
         largest = np.minimum(largest, math.ceil(question.workload.users / (1 - question.headroom)))
     powers = np.linspace(0.0, 1.0, POINTS)
     loads = np.maximum(largest[:, None], 1.0) ** powers[None, :]
     rows = np.repeat(np.arange(len(largest)), POINTS)
-    flat = bench.evaluate(rows, loads.ravel())
+    flat = table.evaluate(rows, loads.ravel())
     shaped = {n: np.maximum.accumulate(getattr(flat, n).reshape(loads.shape), axis=1) for n in Times.__slots__}
     return Grid(loads, Times(**shaped))
 

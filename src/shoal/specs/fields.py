@@ -12,8 +12,8 @@ from shoal.specs.errors import InvalidField
 T = TypeVar("T")
 
 # Far above any model, low enough that a corrupt number can't make a reader allocate without end.
-LARGEST_SIZE = 2**32
-MOST_LAYERS = 10_000
+MAX_SIZE = 2**32
+MAX_LAYERS = 10_000
 
 
 class Fields:
@@ -41,7 +41,7 @@ class Fields:
     def error(self, key: str, value: object, accepted: str) -> InvalidField:
         return InvalidField(self.model, self._where + key, value, accepted)
 
-    def size(self, *keys: str, default: int | None = None, minimum: int = 1, maximum: int = LARGEST_SIZE) -> int:
+    def size(self, *keys: str, default: int | None = None, minimum: int = 1, maximum: int = MAX_SIZE) -> int:
         """An integer in [minimum, maximum]; required unless a default is given."""
         value = self.optional_size(*keys, minimum=minimum, maximum=maximum)
         if value is not None:
@@ -50,7 +50,7 @@ class Fields:
             raise self.error(keys[0], None, _range(minimum, maximum))
         return default
 
-    def optional_size(self, *keys: str, minimum: int = 1, maximum: int = LARGEST_SIZE) -> int | None:
+    def optional_size(self, *keys: str, minimum: int = 1, maximum: int = MAX_SIZE) -> int | None:
         key, value = self.get(*keys)
         if value is None:
             return None
@@ -150,6 +150,4 @@ class Fields:
 
 
 def _range(minimum: int, maximum: int) -> str:
-    return (
-        f"an integer from {minimum} to {maximum}" if maximum < LARGEST_SIZE else f"an integer of {minimum} or more"
-    )
+    return f"an integer from {minimum} to {maximum}" if maximum < MAX_SIZE else f"an integer of {minimum} or more"

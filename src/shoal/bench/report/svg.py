@@ -9,7 +9,7 @@ from shoal.bench.report.document import Plot, Series, number
 _WIDTH, _HEIGHT = 640, 340
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 14, 62
 _COLOURS = ("#2b7bba", "#d9822b", "#3a9b5c", "#b0413e", "#7a5ea8", "#8a7a2d")
-_MOST_POINTS = 1500
+_MAX_POINTS = 1500
 """A phone draws that many at once without a pause; more are thinned evenly."""
 
 
@@ -85,7 +85,7 @@ def _mark(label: str, value: float, frame: _Frame) -> str:
 
 
 def _drawn(series: Series, colour: str, frame: _Frame) -> str:
-    step = max(1, math.ceil(len(series.points) / _MOST_POINTS))
+    step = max(1, math.ceil(len(series.points) / _MAX_POINTS))
     kept = series.points[::step]
     places = [(frame.x(x), frame.y(y)) for x, y in kept]
     if series.kind == "dots" or len(places) == 1:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from shoal.engine.layers.experts import Experts
 from shoal.engine.layers.router import Routing
-from shoal.engine.parallel.group import Flight, Group
+from shoal.engine.parallel.group import Group, Work
 from shoal.policy.experts import EMPTY, LayerLoad, LayerPlacement
 
 
@@ -39,7 +39,7 @@ class _Part:
     """Rows by target."""
     here: list[list[int]]
     """Rows that come here: [source][slot]."""
-    flight: Flight
+    work: Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,21 +108,21 @@ class ExpertExchange:
             sent = [sum(slots) for slots in table[me]]
             here: list[list[int]] = [source[me] for source in table]
             rows = torch.split(x.index_select(0, order // top_k), sent)
-            flight = self.ep.start_all_to_all(rows, [sum(slots) for slots in here])
-            parts.append(_Part(order, sent, here, flight))
+            work = self.ep.start_all_to_all(rows, [sum(slots) for slots in here])
+            parts.append(_Part(order, sent, here, work))
             start += len(piece)
         return Dispatched(len(homes), parts)
 
     def combine(self, dispatched: Dispatched, experts: Experts) -> Tensor:
         """Compute what came, and fetch what others computed: [T · k, H] as of `__call__`."""
-        returning: list[Flight] = []
+        returning: list[Work] = []
         for part in dispatched.parts:
-            arrived = torch.cat(part.flight.land())
+            arrived = torch.cat(part.work.wait())
             self._computed += len(arrived)
             computed = self._compute(arrived, part.here, experts)
             pieces = torch.split(computed, [sum(slots) for slots in part.here])
             returning.append(self.ep.start_all_to_all(pieces, part.sent))
-        made = torch.cat([piece for flight in returning for piece in flight.land()])
+        made = torch.cat([piece for work in returning for piece in work.wait()])
         order = torch.cat([part.order for part in dispatched.parts])
         return torch.empty_like(made).index_copy_(0, order, made)
 

@@ -107,7 +107,7 @@ class RowLinear(nn.Module):
         # A is cut by inputs as the weight is, so that updates are partial sums too.
         return self._summed(partial if self.lora is None else self.lora.add(partial, x))
 
-    def of_gated(self, gate_up: Tensor, gate: Gate) -> Tensor:
+    def forward_gated(self, gate_up: Tensor, gate: Gate) -> Tensor:
         """As `forward`, of act(gate) · up: rows gate | up [T, 2 · own inputs]."""
         if isinstance(self.weight, QuantizedWeight):
             partial = ops.quantized_linear(gate_up, self.weight, self._own_bias(), gate)

@@ -32,7 +32,7 @@ class GatedMlp(nn.Module):
         gate_up = self.gate_up(x)
         if self.activation == "gelu":
             return self.down(ops.gelu_mul(gate_up, "none"))  # type: ignore[no-any-return]
-        return self.down.of_gated(gate_up, "silu" if self.activation == "silu" else "gelu_tanh")
+        return self.down.forward_gated(gate_up, "silu" if self.activation == "silu" else "gelu_tanh")
 
     def stacked(self) -> GatedFfn | None:
         """What the compiled kernels take in one call with the rest of a layer; None where they can't."""

@@ -20,7 +20,7 @@ class RmsNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return ops.rms_norm(x, self.weight, self.eps)
 
-    def of_sum(self, x: Tensor, add: Tensor) -> tuple[Tensor, Tensor]:
+    def add_norm(self, x: Tensor, add: Tensor) -> tuple[Tensor, Tensor]:
         """(x + add, its norm) of rows [T, H]. The caller gives x up."""
         return ops.add_rms_norm(x, add, self.weight, self.eps)
 

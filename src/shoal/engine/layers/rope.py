@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from shoal.specs.model import RopeSpec
 from shoal.specs.rope import yarn_mscale
 
-_MOST_KEPT = 16384
+_MAX_CACHED_POSITIONS = 16384
 """Positions whose angles are kept: 8 MiB for 64 channels. Those of longer sequences are worked out every step."""
 
 
@@ -34,11 +34,11 @@ class RotaryEmbedding(nn.Module):
         self._kept = self._turns(torch.arange(0, device=device))
 
     def forward(self, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
-        if end > _MOST_KEPT:
+        if end > _MAX_CACHED_POSITIONS:
             cos, sin = self._turns(positions)
         else:
             if end > len(self._kept[0]):
-                grown = min(_MOST_KEPT, max(end, 512, 2 * len(self._kept[0])))
+                grown = min(_MAX_CACHED_POSITIONS, max(end, 512, 2 * len(self._kept[0])))
                 self._kept = self._turns(torch.arange(grown, device=positions.device))
             cos, sin = (kept.index_select(0, positions) for kept in self._kept)
         return cos[:, None], sin[:, None]

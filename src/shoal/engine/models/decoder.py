@@ -80,7 +80,7 @@ class DecoderLayer(nn.Module):
         attended = self.attention(self.attention_norm(x), rotation, batch, kv)
         if self.after_attention_norm is not None:
             attended = self.after_attention_norm(attended)
-        x, normed = self.ffn_norm.of_sum(x, attended)
+        x, normed = self.ffn_norm.add_norm(x, attended)
         fed = self.mlp(normed)
         if self.after_ffn_norm is not None:
             fed = self.after_ffn_norm(fed)

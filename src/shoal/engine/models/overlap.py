@@ -24,16 +24,19 @@ _REPEATS = 3
 
 
 @torch.inference_mode()
-def settle_overlap(
-    model: CausalLM, mesh: Mesh, overlap: Overlap, device: torch.device, most_rows: int
+def autotune_overlap(
+    model: CausalLM, mesh: Mesh, overlap: Overlap, device: torch.device, max_rows: int
 ) -> int | None:
-    """Set `overlap_from` of this stage's layers and return it. Every rank of the mesh calls it, before serving."""
+    """Set `overlap_from` of this stage's layers and return it.
+
+    Every rank of the mesh calls it before serving. `max_rows`: rows of a step at most, per rank.
+    """
     layers = [layer.mlp for layer in model.layers if isinstance(layer.mlp, MoeFfn)]
     found: int | None = None
     if overlap == "on":
         found = 0
-    elif overlap == "auto" and mesh.ep.flies:
-        sizes = [rows for rows in ROWS if rows <= most_rows] or [most_rows]
+    elif overlap == "auto" and mesh.ep.is_async:
+        sizes = [rows for rows in ROWS if rows <= max_rows] or [max_rows]
         seconds = torch.zeros(len(sizes), 2, device=device)
         if layers:
             inputs = [torch.randn(rows, model.spec.hidden).to(device, model.dtype) for rows in sizes]

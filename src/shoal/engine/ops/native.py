@@ -23,7 +23,7 @@ from shoal.engine.ops.native_library import (
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _CACHE_TYPES = {**_TYPES, torch.int8: 2}
-_MOST_WIDTH = 1024
+_MAX_WIDTH = 1024
 """As in csrc/kernels/kernels.h."""
 _SILU, _GELU_TANH, _SWIGLU_OAI = 0, 1, 2
 
@@ -39,7 +39,7 @@ class _Call:
     def __call__(self, arguments: bytes) -> None:
         self.pool.follow()
         if self.function(self.kind, arguments):
-            raise KernelError(f"{self.function.__name__}: out of memory for what it works in")
+            raise KernelError(f"{self.function.__name__}: cannot allocate scratch memory")
 
 
 class NativeOps:
@@ -323,7 +323,7 @@ def _eight_bit(kv: LayerKv) -> bool:
     return (
         kv.k.dtype == torch.int8
         and all(part is not None and part.is_contiguous() for part in scales)
-        and max(kv.k.shape[3], kv.v.shape[3]) <= _MOST_WIDTH
+        and max(kv.k.shape[3], kv.v.shape[3]) <= _MAX_WIDTH
     )
 
 

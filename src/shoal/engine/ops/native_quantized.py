@@ -52,7 +52,7 @@ class QuantizedOps:
         out = x.new_empty(x.shape[0], weight.outputs)
         self._pool.follow()
         if self._linear(self._kind, _pack(x, weight, bias, gate, out)):
-            raise KernelError("quantized_linear: out of memory for what it works in")
+            raise KernelError("quantized_linear: cannot allocate scratch memory")
         return out
 
     def quantized_rows(self, weight: QuantizedWeight, rows: Tensor, dtype: torch.dtype) -> Tensor:
@@ -83,7 +83,7 @@ class QuantizedOps:
         )
         self._pool.follow()
         if self._experts(self._kind, _pack(x, weight, bias, gate, out) + stack):
-            raise KernelError("quantized_experts: out of memory for what it works in")
+            raise KernelError("quantized_experts: cannot allocate scratch memory")
         return out
 
 

@@ -12,7 +12,7 @@ from shoal.engine.batch import Batch
 from shoal.engine.kv.cache import LayerKv
 from shoal.engine.ops.native_library import KernelError, Pool, kind_index
 from shoal.engine.ops.quantized import QuantizedWeight
-from shoal.engine.ops.stack import GATES, MOST_ROPES, TYPES, ExpertsFfn, GatedFfn, Product, StackLayer
+from shoal.engine.ops.stack import GATES, MAX_ROPES, TYPES, ExpertsFfn, GatedFfn, Product, StackLayer
 from shoal.engine.parallel.sums import RankSums
 
 _CACHE_TYPES: Final[Mapping[torch.dtype, int]] = MappingProxyType({**TYPES, torch.int8: 2})
@@ -100,8 +100,8 @@ class _Step(ctypes.Structure):
             (name, ctypes.c_void_p)
             for name in ("norm", "x", "out", "work", "slots", "starts", "contexts", "tables")
         ),
-        ("cos", ctypes.c_void_p * MOST_ROPES),
-        ("sin", ctypes.c_void_p * MOST_ROPES),
+        ("cos", ctypes.c_void_p * MAX_ROPES),
+        ("sin", ctypes.c_void_p * MAX_ROPES),
         *(
             (name, ctypes.c_int64)
             for name in ("count", "rows", "hidden", "sequences", "table_stride", "block_size")
@@ -177,7 +177,7 @@ class NativeStack:
         self._pool.follow()
         failed = self._run(self._kind, step, self._native_sums)
         if failed == 1:
-            raise KernelError("stack: out of memory for what it works in")
+            raise KernelError("stack: cannot allocate scratch memory")
         if self._sums is not None and len(x):
             self._sums.done(2 * step.count, x.nbytes, failed - 2 if failed else -1)
         return out
@@ -205,7 +205,7 @@ class NativeExperts:
         out = torch.empty_like(x)
         self._pool.follow()
         if self._run(self._kind, self._ffn, x.data_ptr(), out.data_ptr(), *x.shape, TYPES[x.dtype]):
-            raise KernelError("experts: out of memory for what they work in")
+            raise KernelError("experts: cannot allocate scratch memory")
         return out
 
 

@@ -1,7 +1,7 @@
 """Weights of eight and four bits: how they are made, how they lie in memory, and what they stand for.
 
     int8   weight ≈ scale[o, g] · code[o, i],                  codes -127 … 127
-    int4   weight ≈ scale[o, g] · code[o, i] + least[o, g],    codes 0 … 15
+    int4   weight ≈ scale[o, g] · code[o, i] + zero_point[o, g],    codes 0 … 15
 
 A group g is 32 inputs of an output, and so are the groups that activations are rounded by: of a whole row, whose
 few largest numbers are dozens of times the others, too little would be left (docs/quantization.md has the figures).
@@ -26,7 +26,7 @@ GROUP = 32
 """Inputs that share a scale in four bits; inputs are padded to a multiple of it."""
 STEPS: Mapping[Scheme, int] = MappingProxyType({"int8": 2, "int4": 4})
 """Inputs of an output that lie side by side."""
-LARGEST = 127
+QMAX = 127
 """-128 is not used: what a step is worth is the same on both sides of zero."""
 CODES = 15
 _SPANS = (1.0, 0.92, 0.84)
@@ -34,7 +34,7 @@ _REFITS = 3
 """With these, the mean error on normal numbers is that of llama.cpp's Q4_K, which has half a bit less a weight."""
 _NOTHING = 1e-8
 """Of a group's squared range, what half precision's rounding of scales leaves behind."""
-_MOST_HALF = 65504.0
+_MAX_HALF = 65504.0
 _WORK = 1 << 16
 """Numbers converted in one go, so that what is in fp32 meanwhile stays small."""
 
@@ -47,7 +47,7 @@ class QuantizedWeight:
     codes: Tensor
     """[slots, panels, inputs / 2, 16, 2] int8, or [slots, panels, inputs / 32, 4, 16, 4] uint8, two codes each."""
     scales: Tensor
-    """[slots, panels, inputs / 32, 1, 16] float16; of four bits [slots, panels, inputs / 32, 2, 16] with leasts."""
+    """[slots, panels, inputs / 32, 1, 16] float16; int4, with zero points: [slots, panels, inputs / 32, 2, 16]."""
     outputs: int
     inputs: int
 
@@ -98,21 +98,21 @@ class QuantizedWeight:
 
     def _set_int8(self, part: Tensor, start: int) -> None:
         grouped = part.view(len(part), -1, GROUP)
-        scale = (grouped.abs().amax(-1) / LARGEST).clamp_(max=_MOST_HALF).half()
+        scale = (grouped.abs().amax(-1) / QMAX).clamp_(max=_MAX_HALF).half()
         divisor = scale.float().masked_fill(scale == 0, torch.inf)[..., None]
-        steps = grouped.div_(divisor).round_().clamp_(-LARGEST, LARGEST).to(torch.int8)
+        steps = grouped.div_(divisor).round_().clamp_(-QMAX, QMAX).to(torch.int8)
         self.set_codes(steps.view(len(part), -1), scale[:, None], start)
 
     def _set_int4(self, part: Tensor, start: int) -> None:
         grouped = part.view(len(part), -1, GROUP)
-        scale, least = (x.half() for x in fitted(grouped))
-        steps = _codes(grouped, scale.float(), least.float())
-        both = torch.cat((scale, least), -1).transpose(1, 2)
+        scale, zero_point = (x.half() for x in fitted(grouped))
+        steps = _codes(grouped, scale.float(), zero_point.float())
+        both = torch.cat((scale, zero_point), -1).transpose(1, 2)
         self.set_codes(steps.to(torch.uint8).view(len(part), -1), both, start)
 
     def set_codes(self, codes: Tensor, scales: Tensor, start: int = 0) -> None:
         """Take outputs [start, start + n) of the only slot as they are: codes [n, in padded to 32], one a byte, and
-        scales [n, 1, groups], of four bits with least values [n, 2, groups].
+        scales [n, 1, groups], of four bits with zero points [n, 2, groups].
         """
         count, parts, step = len(codes), scales.shape[1], STEPS[self.scheme]
         if self.scheme == "int8":
@@ -140,7 +140,7 @@ class QuantizedWeight:
         return torch.stack((laid & 15, laid >> 4), 2).flatten(1).float()
 
     def exact_scales(self, rows: Tensor | None = None) -> Tensor:
-        """Scales of the only slot, [out, 1, groups] float32; of four bits with least values, [out, 2, groups]."""
+        """Scales of the only slot, [out, 1, groups] float32; of four bits with zero points, [out, 2, groups]."""
         panel, lane = _places(0, self.outputs) if rows is None else (rows // PANEL, rows % PANEL)
         return self.scales[0, panel, :, :, lane].transpose(1, 2).float()
 
@@ -181,7 +181,7 @@ class QuantizedRows:
 
 
 def fitted(groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale and least value [..., 1] of groups [..., 32]: sixteen levels that are near to them in the mean square.
+    """Scale and zero point [..., 1] of groups [..., 32]: sixteen levels that are near to them in the mean square.
 
     From levels that span all of a group's range, and some less of it, each time: round to the nearest level, then
     take the levels that fit those codes best, and again. The best outcome of a group counts.
@@ -190,12 +190,12 @@ def fitted(groups: Tensor) -> tuple[Tensor, Tensor]:
     spread = high - low
     best: tuple[Tensor, Tensor, Tensor] | None = None
     for share in _SPANS:
-        scale, least = spread * (share / CODES), low + spread * ((1 - share) / 2)
-        for _ in range(_REFITS if best is not None or not _exact(groups, scale, least) else 0):
-            scale, least = _refitted(groups, _codes(groups, scale, least))
-        error = (_codes(groups, scale, least) * scale + least - groups).square_().sum(-1, keepdim=True)
+        scale, zero_point = spread * (share / CODES), low + spread * ((1 - share) / 2)
+        for _ in range(_REFITS if best is not None or not _exact(groups, scale, zero_point) else 0):
+            scale, zero_point = _refitted(groups, _codes(groups, scale, zero_point))
+        error = (_codes(groups, scale, zero_point) * scale + zero_point - groups).square_().sum(-1, keepdim=True)
         if best is None:
-            best = error, scale, least
+            best = error, scale, zero_point
             if bool((error <= _NOTHING * spread.square()).all()):
                 break
         else:
@@ -203,21 +203,21 @@ def fitted(groups: Tensor) -> tuple[Tensor, Tensor]:
             best = (
                 torch.where(better, error, best[0]),
                 torch.where(better, scale, best[1]),
-                torch.where(better, least, best[2]),
+                torch.where(better, zero_point, best[2]),
             )
     assert best is not None
     return best[1], best[2]
 
 
-def _exact(groups: Tensor, scale: Tensor, least: Tensor) -> bool:
+def _exact(groups: Tensor, scale: Tensor, zero_point: Tensor) -> bool:
     """Whether groups lie on these levels already, as of a checkpoint that was rounded to such before."""
-    off = (_codes(groups, scale, least) * scale + least - groups).square_().sum(-1, keepdim=True)
+    off = (_codes(groups, scale, zero_point) * scale + zero_point - groups).square_().sum(-1, keepdim=True)
     return bool((off <= _NOTHING * (scale * CODES).square()).all())
 
 
-def _codes(groups: Tensor, scale: Tensor, least: Tensor) -> Tensor:
+def _codes(groups: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
     """The nearest of the levels, 0 … 15 as floats; a scale of 0 has one level."""
-    return ((groups - least) / scale.masked_fill(scale == 0, torch.inf)).round_().clamp_(0, CODES)
+    return ((groups - zero_point) / scale.masked_fill(scale == 0, torch.inf)).round_().clamp_(0, CODES)
 
 
 def _refitted(groups: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal.engine.kv.cache import LayerKv
 
-LARGEST_STEP = 127
+QMAX = 127
 SMALLEST_HEAD = 1e-30
 """Below it, a step would be too small a number to divide by."""
 
@@ -90,8 +90,8 @@ def write_kv(kv: LayerKv, k: Tensor, v: Tensor, slots: Tensor) -> None:
     """Put rows k [T, K, D], v [T, K, Dv] where slots [T] say (block · B + offset)."""
     for rows, cache, scales in ((k, kv.k, kv.k_scales), (v, kv.v, kv.v_scales)):
         if scales is not None:
-            rows, worth = quantize_heads(rows)
-            scales.flatten(0, 1).index_copy_(0, slots, worth)
+            rows, scale = quantize_heads(rows)
+            scales.flatten(0, 1).index_copy_(0, slots, scale)
         cache.flatten(0, 1).index_copy_(0, slots, rows)
 
 
@@ -104,7 +104,7 @@ def quantize_heads(x: Tensor) -> tuple[Tensor, Tensor]:
     wide = x.float()
     largest = wide.abs().amax(-1) if x.shape[-1] else wide.new_zeros(x.shape[:-1])
     finite, zero = largest.isfinite(), largest < SMALLEST_HEAD
-    bits = ((largest / LARGEST_STEP).view(torch.int32) + 0xFFFF) >> 16
-    worth = (bits << 16).view(torch.float32).masked_fill(zero, 0.0).masked_fill(~finite, torch.nan)
-    steps = (wide / worth[..., None]).round_().masked_fill((zero | ~finite)[..., None], 0.0)
-    return steps.to(torch.int8), worth.bfloat16()
+    bits = ((largest / QMAX).view(torch.int32) + 0xFFFF) >> 16
+    scale = (bits << 16).view(torch.float32).masked_fill(zero, 0.0).masked_fill(~finite, torch.nan)
+    steps = (wide / scale[..., None]).round_().masked_fill((zero | ~finite)[..., None], 0.0)
+    return steps.to(torch.int8), scale.bfloat16()

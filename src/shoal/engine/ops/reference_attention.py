@@ -149,8 +149,8 @@ def _gathered(
     found = rows.index_select(0, slots)
     if scales is None:
         return found
-    worth = scales.view(-1) if by_head else scales.flatten(0, 1)
-    return (found.float() * worth.index_select(0, slots).float()[..., None]).to(dtype)
+    scale = scales.view(-1) if by_head else scales.flatten(0, 1)
+    return (found.float() * scale.index_select(0, slots).float()[..., None]).to(dtype)
 
 
 def _hidden(group: AttentionGroup, start: int, count: int, scores: Tensor) -> Tensor | None:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.engine.ops import reference
-from shoal.engine.ops.quantized import GROUP, LARGEST, QuantizedWeight
+from shoal.engine.ops.quantized import GROUP, QMAX, QuantizedWeight
 
 Gate = Literal["silu", "gelu_tanh"]
 SMALLEST = 1e-30
@@ -37,9 +37,9 @@ def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
     """Steps of the last dimension's largest magnitude / 127, whole numbers; and what one is worth, [..., 1]."""
     largest = x.abs().amax(-1, keepdim=True)
     nothing = (largest < SMALLEST) | ~largest.isfinite()
-    scale = (largest / LARGEST).masked_fill(nothing, 0.0)
-    # Not LARGEST / largest, which torch works out as a product with the reciprocal, rounded twice.
-    steps = (x * (torch.full_like(largest, LARGEST) / largest)).round_().masked_fill(nothing, 0.0)
+    scale = (largest / QMAX).masked_fill(nothing, 0.0)
+    # Not QMAX / largest, which torch works out as a product with the reciprocal, rounded twice.
+    steps = (x * (torch.full_like(largest, QMAX) / largest)).round_().masked_fill(nothing, 0.0)
     return steps, scale
 
 

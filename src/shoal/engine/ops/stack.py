@@ -17,8 +17,8 @@ from shoal.engine.kv.cache import LayerKv
 from shoal.engine.ops.quantized import QuantizedWeight
 from shoal.specs.model import RouterSpec
 
-MOST_ROPES: Final = 4
-MOST_EXPERTS: Final = 1024
+MAX_ROPES: Final = 4
+MAX_EXPERTS: Final = 1024
 """As in csrc/kernels/router.h."""
 TYPES: Final[Mapping[torch.dtype, int]] = MappingProxyType({torch.float32: 0, torch.bfloat16: 1})
 GATES: Final[Mapping[str, int]] = MappingProxyType({"silu": 0, "gelu_tanh": 1, "swiglu_oai": 2})
@@ -102,7 +102,7 @@ def runs_stack(
     cached = [part for kv in caches for part in kv.parts]
     return (
         bool(layers)
-        and ropes <= MOST_ROPES
+        and ropes <= MAX_ROPES
         and dtype in TYPES
         and len({part.dtype for part in norms}) == 1
         and norms[0].dtype in TYPES
@@ -150,7 +150,7 @@ def _knows(ffn: GatedFfn | ExpertsFfn) -> bool:
     return (
         _knows(ffn.routed)
         and (ffn.shared is None or _knows(ffn.shared))
-        and ffn.router.experts <= MOST_EXPERTS
+        and ffn.router.experts <= MAX_EXPERTS
         and ffn.router.scoring in ("softmax", "sigmoid")
         and (
             ffn.router.groups == 1 or ffn.router.group_score == "max" or ffn.router.experts >= 2 * ffn.router.groups

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shoal.engine.parallel.group import CollectiveTimeout, Flight, Group
+from shoal.engine.parallel.group import CollectiveTimeout, Group, Work
 from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.parallel.traffic import TrafficCounters
 from shoal.specs.layout import GROUP_AXES, GroupAxis
@@ -60,7 +60,7 @@ def open_distributed(setup: Setup) -> Mesh:
 class TorchGroup:
     """A `Group` over a torch.distributed process group."""
 
-    flies = True
+    is_async = True
 
     def __init__(
         self,
@@ -125,9 +125,9 @@ class TorchGroup:
         mine = torch.tensor(rows, device=packed.device)
         counts = torch.empty_like(mine)
         self._run("all_to_all", lambda: dist.all_to_all_single(counts, mine, group=self._group))
-        return self._start(packed, rows, counts.tolist(), tensors[self.index].nbytes).land()
+        return self._start(packed, rows, counts.tolist(), tensors[self.index].nbytes).wait()
 
-    def start_all_to_all(self, tensors: Sequence[Tensor], arriving: Sequence[int]) -> Flight:
+    def start_all_to_all(self, tensors: Sequence[Tensor], arriving: Sequence[int]) -> Work:
         if not len(tensors) == len(arriving) == self.size:
             raise ValueError(
                 f"all_to_all over {self.axis}: {len(tensors)} tensors, {len(arriving)} counts for {self.size} ranks"
@@ -135,7 +135,7 @@ class TorchGroup:
         rows = [len(t) for t in tensors]
         return self._start(torch.cat(list(tensors)), rows, list(arriving), tensors[self.index].nbytes)
 
-    def _start(self, packed: Tensor, rows: list[int], arriving: list[int], own_bytes: int) -> Flight:
+    def _start(self, packed: Tensor, rows: list[int], arriving: list[int], own_bytes: int) -> Work:
         out = packed.new_empty((sum(arriving), *packed.shape[1:]))
         work = self._run(
             "all_to_all",
@@ -147,7 +147,7 @@ class TorchGroup:
             if work is not None:
                 self._run("all_to_all", work.wait)
 
-        return _UnderWay(wait, packed, out, arriving)
+        return _AsyncWork(wait, packed, out, arriving)
 
     def broadcast(self, tensor: Tensor, src: int) -> Tensor:
         tensor = tensor.contiguous()
@@ -183,8 +183,8 @@ class TorchGroup:
             self.waited += time.perf_counter() - start
 
 
-class _UnderWay:
-    """Rows that another thread or device carries."""
+class _AsyncWork:
+    """An all-to-all that another thread or device carries out."""
 
     def __init__(self, wait: Callable[[], None], packed: Tensor, out: Tensor, arriving: list[int]) -> None:
         self._wait = wait
@@ -193,7 +193,7 @@ class _UnderWay:
         self._out = out
         self._arriving = arriving
 
-    def land(self) -> list[Tensor]:
+    def wait(self) -> list[Tensor]:
         self._wait()
         self._packed = None
         return list(torch.split(self._out, self._arriving))

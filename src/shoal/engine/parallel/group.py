@@ -26,21 +26,21 @@ class CollectiveTimeout(EngineError):
         """Rank of the world that did not come; None if the backend cannot tell."""
 
 
-class Flight(Protocol):
-    """Rows under way."""
+class Work(Protocol):
+    """An all-to-all that has begun."""
 
-    def land(self) -> list[Tensor]:
-        """Wait for them; they are by source. Once."""
+    def wait(self) -> list[Tensor]:
+        """Return the rows that arrived, by source. Called once."""
         ...
 
 
-class Landed:
-    """Rows that have arrived already."""
+class CompletedWork:
+    """An all-to-all that is over."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
         self._tensors = tensors
 
-    def land(self) -> list[Tensor]:
+    def wait(self) -> list[Tensor]:
         return self._tensors
 
 
@@ -95,14 +95,14 @@ class Group(Protocol):
         ...
 
     @property
-    def flies(self) -> bool:
-        """Whether `start_all_to_all` returns while rows are still under way."""
+    def is_async(self) -> bool:
+        """Return whether `start_all_to_all` returns before the rows have arrived."""
         ...
 
-    def start_all_to_all(self, tensors: Sequence[Tensor], arriving: Sequence[int]) -> Flight:
+    def start_all_to_all(self, tensors: Sequence[Tensor], arriving: Sequence[int]) -> Work:
         """Begin an `all_to_all` of which this rank knows what comes: `arriving[i]` rows from index i.
 
-        Other operations may follow before it lands, in the same order on every rank. `tensors` must not change
+        Other operations may follow before `wait`, in the same order on every rank. `tensors` must not change
         until then.
         """
         ...
@@ -134,7 +134,7 @@ class SoloGroup:
     size = 1
     index = 0
     waited = 0.0
-    flies = False
+    is_async = False
 
     def __init__(self, axis: str, rank: int = 0) -> None:
         self.axis = axis
@@ -149,8 +149,8 @@ class SoloGroup:
     def all_to_all(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return list(tensors)
 
-    def start_all_to_all(self, tensors: Sequence[Tensor], arriving: Sequence[int]) -> Flight:
-        return Landed(list(tensors))
+    def start_all_to_all(self, tensors: Sequence[Tensor], arriving: Sequence[int]) -> Work:
+        return CompletedWork(list(tensors))
 
     def broadcast(self, tensor: Tensor, src: int) -> Tensor:
         return tensor

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from shoal.engine.parallel.group import CollectiveTimeout, Flight, Landed
+from shoal.engine.parallel.group import CollectiveTimeout, CompletedWork, Work
 from shoal.engine.parallel.shm_fallback import PythonTransport
 from shoal.engine.parallel.shm_layout import SegmentLayout, map_segment
 from shoal.engine.parallel.shm_native import KINDS, NativeTransport, find_library, load_library
@@ -111,7 +111,7 @@ def connect(
 class ShmGroup:
     """A `Group` of ranks on this host, for tensors on the CPU."""
 
-    flies = False
+    is_async = False
     """Rows are copied by the ranks' own threads, so there is nobody to carry them while a rank computes."""
 
     def __init__(
@@ -195,8 +195,8 @@ class ShmGroup:
         self._traffic.add(self.axis, "all_to_all", packed.nbytes, packed.nbytes - sizes[self.index])
         return outs
 
-    def start_all_to_all(self, tensors: Sequence[Tensor], arriving: Sequence[int]) -> Flight:
-        return Landed(self.all_to_all(tensors))
+    def start_all_to_all(self, tensors: Sequence[Tensor], arriving: Sequence[int]) -> Work:
+        return CompletedWork(self.all_to_all(tensors))
 
     def broadcast(self, tensor: Tensor, src: int) -> Tensor:
         tensor = tensor.contiguous()

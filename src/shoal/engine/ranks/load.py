@@ -13,7 +13,7 @@ from shoal.engine.kv.cache import KvCache, kv_block_bytes
 from shoal.engine.models import build_model
 from shoal.engine.models.adapters import install_adapters
 from shoal.engine.models.decoder import CausalLM
-from shoal.engine.models.overlap import settle_overlap
+from shoal.engine.models.overlap import autotune_overlap
 from shoal.engine.models.quantize import quantize_model
 from shoal.engine.ops.native_library import backend
 from shoal.engine.options import EngineOptions
@@ -48,7 +48,7 @@ class LoadedRank:
         own = held(self.spec, self.mesh)
         dtype = cache_dtype(self.options, self.spec, self.dtype)
         kv = KvCache(own, num_blocks, self.options.block_size, dtype, self.device)
-        settle_overlap(
+        autotune_overlap(
             self.model, self.mesh, self.options.overlap, self.device, self.options.max_num_batched_tokens
         )
         return Worker(self.model, kv, self.sampler, self.device, self.mesh)

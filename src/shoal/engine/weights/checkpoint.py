@@ -21,7 +21,7 @@ from shoal.engine.weights.errors import WeightsError
 from shoal.engine.weights.source import Ranges
 
 INDEX = "model.safetensors.index.json"
-_LARGEST_HEADER = 100_000_000
+_MAX_HEADER_BYTES = 100_000_000
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -130,7 +130,7 @@ def _read_header(path: Path) -> dict[str, tuple[int, ...]]:
     with path.open("rb") as file:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if not 2 <= length <= _LARGEST_HEADER:
+        if not 2 <= length <= _MAX_HEADER_BYTES:
             raise WeightsError(f"not a safetensors file (or cut short): {size} bytes", file=path)
         if size < 8 + length:
             raise WeightsError(f"cut short: {size} bytes, its header alone takes {8 + length}", file=path)

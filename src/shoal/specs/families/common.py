@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shoal.specs.fields import MOST_LAYERS, Fields
+from shoal.specs.fields import MAX_LAYERS, Fields
 from shoal.specs.model import (
     Activation,
     AttentionSpec,
@@ -94,7 +94,7 @@ def dense_ffn(
 
 
 def layer_count(fields: Fields) -> int:
-    return fields.size("num_hidden_layers", maximum=MOST_LAYERS)
+    return fields.size("num_hidden_layers", maximum=MAX_LAYERS)
 
 
 def layer_types(fields: Fields, default: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from shoal.specs.families.common import Defaults, assemble, layer_count, layer_types, read_activation
-from shoal.specs.fields import MOST_LAYERS, Fields
+from shoal.specs.fields import MAX_LAYERS, Fields
 from shoal.specs.model import (
     AttentionSpec,
     CompressionSpec,
@@ -26,7 +26,7 @@ def parse_deepseek_v4(fields: Fields, outer: Fields | None) -> ModelSpec:
     """The first layers route by a table of token ids; others by sqrt(softplus) scores with a correction bias."""
     types = layer_types(_with_types(fields), (), (_SLIDING, _SPARSE, _HEAVY))
     attentions = {kind: _attention(fields, kind) for kind in set(types)}
-    hashed = fields.size("num_hash_layers", default=3, minimum=0, maximum=MOST_LAYERS)
+    hashed = fields.size("num_hash_layers", default=3, minimum=0, maximum=MAX_LAYERS)
     by_hash, by_score = _experts(fields, hashed=True), _experts(fields, hashed=False)
     layers = [LayerSpec(attentions[kind], by_hash if i < hashed else by_score) for i, kind in enumerate(types)]
     extra = fields.size("num_nextn_predict_layers", default=1, minimum=0, maximum=64)

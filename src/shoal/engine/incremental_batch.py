@@ -1,7 +1,7 @@
-"""Batches that follow one another: where all sequences of a step went on by one token, little of it changes.
+"""Reuse of the last step's batch where every sequence went on by one token.
 
-Of such a step a batch is the last one moved on in place, instead of one built from nothing: a fraction of the work,
-which at one sequence is a twentieth of a small model's step.
+Such a batch is updated in place instead of built anew. Building took a twentieth of a small model's step at one
+sequence.
 """
 
 from collections.abc import Sequence
@@ -11,20 +11,23 @@ import torch
 from shoal.engine.batch import Batch, SequenceRows, build_batch
 
 
-class Batches:
-    """Builds one step's batch after another. Each is valid until the next is built."""
+class BatchBuilder:
+    """Builds the batch of each step. A batch is valid until the next is built."""
 
     def __init__(self, block_size: int, device: torch.device, stripe: tuple[int, int]) -> None:
-        """As of `build_batch`."""
+        """Take what `build_batch` takes."""
         self._block_size = block_size
         self._device = device
         self._stripe = stripe
         self._last: _Decoding | None = None
 
     def build(self, sequences: Sequence[SequenceRows]) -> Batch:
-        """As `build_batch`. A `SequenceRows.table` says that its blocks are those of the last step, and more."""
-        if self._last is not None and self._last.follows(sequences):
-            return self._last.moved(sequences)
+        """Return what `build_batch` would.
+
+        A sequence with the same `SequenceRows.table` object as in the last step has the blocks of that step first.
+        """
+        if self._last is not None and self._last.can_advance(sequences):
+            return self._last.advance(sequences)
         batch = build_batch(sequences, self._block_size, self._device, self._stripe)
         alone = self._device.type == "cpu" and batch.stripe is None and _decodes(sequences)
         self._last = _Decoding(batch, sequences, self._block_size) if alone else None
@@ -36,7 +39,7 @@ def _decodes(sequences: Sequence[SequenceRows]) -> bool:
 
 
 class _Decoding:
-    """A batch with one row of every sequence, and its arrays to be written to."""
+    """A batch with one row of every sequence, and its arrays as NumPy views."""
 
     def __init__(self, batch: Batch, sequences: Sequence[SequenceRows], block_size: int) -> None:
         self._batch = batch
@@ -47,7 +50,8 @@ class _Decoding:
         self._slots, self._contexts = batch.slots.numpy(), batch.context_lengths.numpy()
         self._tables = batch.block_tables.numpy()
 
-    def follows(self, sequences: Sequence[SequenceRows]) -> bool:
+    def can_advance(self, sequences: Sequence[SequenceRows]) -> bool:
+        """Return whether `sequences` are those of the last step, each with its next token."""
         return (
             len(sequences) == len(self._of)
             and all(s.table is table for s, table in zip(sequences, self._of, strict=True))
@@ -58,7 +62,8 @@ class _Decoding:
             and all(s.start < len(s.blocks) * self._block_size for s in sequences)
         )
 
-    def moved(self, sequences: Sequence[SequenceRows]) -> Batch:
+    def advance(self, sequences: Sequence[SequenceRows]) -> Batch:
+        """Write the next token's row of each sequence over the last one's."""
         self._positions += 1
         self._contexts += 1
         self._slots += 1

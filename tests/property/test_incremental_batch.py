@@ -1,4 +1,4 @@
-"""A batch that was moved on is the one that would have been built."""
+"""A batch that was updated in place is the one that would have been built."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.engine.batch import Batch, SequenceRows, build_batch
-from shoal.engine.steady import Batches
+from shoal.engine.incremental_batch import BatchBuilder
 
 CPU = torch.device("cpu")
 
@@ -45,7 +45,7 @@ def _same(one: Batch, other: Batch) -> None:
     st.randoms(use_true_random=False),
 )
 def test_any_steps(block_size, lengths, steps, random) -> None:
-    batches = Batches(block_size, CPU, (0, 1))
+    builder = BatchBuilder(block_size, CPU, (0, 1))
     fresh = iter(range(1, 10**6))
     live: list[_Live] = [_Live(length, [], object()) for length in lengths]
     for step in ["on", *steps]:
@@ -67,21 +67,21 @@ def test_any_steps(block_size, lengths, steps, random) -> None:
             wanted = count if step == "drafts" else 1
             shares.append(SequenceRows(tokens, one.length, np.array(one.blocks), wanted, one.table))
             one.length += count
-        _same(batches.build(shares), build_batch(shares, block_size, CPU))
+        _same(builder.build(shares), build_batch(shares, block_size, CPU))
 
 
 def test_steps_of_one_token_move_the_same_memory_on() -> None:
-    batches, table = Batches(4, CPU, (0, 1)), object()
-    first = batches.build([SequenceRows([7], 8, [1, 2, 3], 1, table)])
+    builder, table = BatchBuilder(4, CPU, (0, 1)), object()
+    first = builder.build([SequenceRows([7], 8, [1, 2, 3], 1, table)])
     place = first.tokens.data_ptr()
-    second = batches.build([SequenceRows([9], 9, [1, 2, 3], 1, table)])
+    second = builder.build([SequenceRows([9], 9, [1, 2, 3], 1, table)])
     assert second.tokens.data_ptr() == place
     assert second.tokens.tolist() == [9]
-    assert batches.build([SequenceRows([9], 10, [1, 2, 3], 1, None)]).tokens.data_ptr() != place
+    assert builder.build([SequenceRows([9], 10, [1, 2, 3], 1, None)]).tokens.data_ptr() != place
 
 
 def test_a_table_that_is_too_short_is_said_to_be_in_any_step() -> None:
-    batches, table = Batches(4, CPU, (0, 1)), object()
-    batches.build([SequenceRows([7], 7, [1, 2], 1, table)])
+    builder, table = BatchBuilder(4, CPU, (0, 1)), object()
+    builder.build([SequenceRows([7], 7, [1, 2], 1, table)])
     with pytest.raises(ValueError, match="blocks for 8 tokens"):
-        batches.build([SequenceRows([9], 8, [1, 2], 1, table)])
+        builder.build([SequenceRows([9], 8, [1, 2], 1, table)])
