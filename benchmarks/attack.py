@@ -1,6 +1,7 @@
 """What a stream of one client feels while others attack: p99 of its inter-token gaps, quiet and attacked.
 
-    python benchmarks/attack.py [--model smollm2-135m] [--rounds 3] [--replicas 1,2] [--append docs/benchmarks.md]
+    python benchmarks/attack.py [--model smollm2-135m] [--rounds 3] [--replicas 1,2]
+                                [--append benchmarks/results/attack.md]
 
 Attackers are a process of their own with a few requests at a time: prompts of 4, 8 and 16 MB (text and token ids),
 bodies of nothing but brackets, schemas of 5,000 properties that are new each time, answers forced into a tool call

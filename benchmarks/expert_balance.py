@@ -1,6 +1,6 @@
 """Tokens a second of a mixture of experts whose router has favourites: experts left where they are, and balanced.
 
-    python benchmarks/expert_balance.py [--quick] [--append docs/benchmarks.md]
+    python benchmarks/expert_balance.py [--quick] [--append benchmarks/results/expert_balance.md]
 
 Random weights in the shape of DeepSeek-V3, small. A bias has every row choose two experts of the first rank.
 Either way one slot a rank is spare and loads are measured; only one of the two lets experts move. The same prompts

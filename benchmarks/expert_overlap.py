@@ -1,6 +1,6 @@
 """Expert rows in two halves, one under way while the other is computed, against rows sent whole, over links.
 
-    python benchmarks/expert_overlap.py [--quick] [--append docs/benchmarks.md]    (as root)
+    python benchmarks/expert_overlap.py [--quick] [--append benchmarks/results/expert_overlap.md]    (as root)
 
 A mixture in the shape of DeepSeek-V3, small, random weights, over two hosts (ep=2, one thread each), which are
 network namespaces joined by a link of a set bandwidth and delay. `off`, `on` and `auto`, which has measured at

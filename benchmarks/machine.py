@@ -57,7 +57,10 @@ def commit() -> str:
 
 
 def append(path: Path, title: str, facts: list[tuple[str, str]], body: str) -> None:
-    """Add a dated entry at the end of a Markdown file."""
+    """Add a dated entry at the end of a Markdown file, usually `benchmarks/results/SCRIPT.md`, which may be new."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"# Results of benchmarks/{path.stem}.py\n", encoding="utf-8")
     lines = [f"\n### {title}\n", *(f"- {name}: {value}" for name, value in facts), "", body.rstrip(), ""]
     with path.open("a", encoding="utf-8") as file:
         file.write("\n".join(lines))

@@ -1,6 +1,6 @@
 """SmolLM2 on two cores: one rank with two threads against two ranks with one, by tensor and by pipeline.
 
-    python benchmarks/parallel.py [--quick] [--append docs/benchmarks.md]
+    python benchmarks/parallel.py [--quick] [--append benchmarks/results/parallel.md]
 
 All layouts are loaded at once and take turns on the same prompts; tokens/s are all new tokens ÷ seconds, prompts
 included, and beside it those of the steps that only decode. Then, where the time of each layout's ranks goes:

@@ -1,6 +1,6 @@
 """What early rejection gains: goodput at twice the capacity, with it and without it, in one run.
 
-    python benchmarks/rejection.py [--rounds 3] [--quick] [--append docs/benchmarks.md]
+    python benchmarks/rejection.py [--rounds 3] [--quick] [--append benchmarks/results/rejection.md]
 
 Two replicas of our engine behind our gateway. Capacity comes first: requests/s of a closed loop that keeps both
 busy, and what latency is like when nobody waits. Then twice that rate arrives in an open loop, the same

@@ -1,7 +1,7 @@
 """What routing gains: every policy before the same four replicas with small KV caches, in one run.
 
     python benchmarks/routing.py [--policies default,round_robin,least_load,cache_aware | all] [--quick]
-                                 [--trace FILE.jsonl --length-scale 0.1] [--append docs/benchmarks.md]
+                                 [--trace FILE.jsonl --length-scale 0.1] [--append benchmarks/results/routing.md]
 
 Each replica has --cores of the processor to itself, as four machines would have. Conversations that share system
 prompts arrive somewhat faster than round robin can serve them (measured first, or --rate): there a policy matters.

@@ -1,6 +1,6 @@
 """Seconds from `shoal serve` on the command line to the first token of an answer, files already in the page cache.
 
-    python benchmarks/start.py [--model smollm2-135m] [--rounds 5] [--append docs/benchmarks.md]
+    python benchmarks/start.py [--model smollm2-135m] [--rounds 5] [--append benchmarks/results/start.md]
 
 The clock starts when the process is made and stops when the first event with text has come over HTTP; asking begins
 as soon as the port takes connections.

@@ -1,6 +1,6 @@
 """What one decoded token sends on each axis: counted in the engine's collectives, beside `plan/`'s formulas.
 
-    python benchmarks/traffic.py [--append docs/benchmarks.md]
+    python benchmarks/traffic.py [--append benchmarks/results/traffic.md]
 
 Each axis runs by itself on two ranks, SmolLM2-135M for tp, pp and cp and a small mixture of experts for ep. The
 counters of a shorter answer are taken from those of a longer one to the same prompt, so that what is left is

@@ -48,7 +48,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Compute dtype. `auto`: float32 on a CPU (bf16 has no fast path there), the checkpoint's own elsewhere."""
     kv_dtype: Literal["auto", "int8"] = "auto"
     """How keys and values are kept. `auto`: in the compute dtype; `int8`: in ±127 steps of a scale a token and
-    head, a quarter of float32's memory, at a small loss (docs/benchmarks.md)."""
+    head, a quarter of float32's memory, at a small loss (docs/quantization.md)."""
     quantize: Literal["int8", "int4"] | None = None
     """Hold matrices in fewer bits than the checkpoint has them in (docs/quantization.md); on a CPU."""
     reasoning: Literal["auto", "none"] = "auto"
