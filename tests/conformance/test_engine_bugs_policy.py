@@ -242,6 +242,13 @@ def test_bug_17_min_tokens_covers_every_way_to_stop() -> None:
     assert _ends([2, 2, 2], min_tokens=3, max_tokens=3, eos_token_ids=(2,)) == (3, "length", None)
 
 
+def test_a_finished_grammar_ends_before_min_tokens() -> None:
+    """vllm#53665: with `min_tokens` beyond the grammar's end the request failed; here it repeated EOS."""
+    fields = {"eos_token_ids": (2, 3), "stop_token_ids": (4,), "min_tokens": 5, "guided": True}
+    assert _ends([9, 4, 3], **fields) == (3, "stop", 3)
+    assert _ends([9, 2, 9], **fields, ignore_eos=True) == (3, None, None)
+
+
 @pytest.mark.parametrize("plans", [1, 2, 3])
 def test_bug_21_no_block_is_lost_however_a_request_ends(plans: int) -> None:
     """vllm#46283. Abort at every moment of a request's life; twice; then everything is free and allocatable."""

@@ -4,6 +4,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,53 @@ def test_a_constraint_works_again(client: httpx.Client) -> None:
     """vllm#16738: the second request with a constraint failed."""
     for _ in range(3):
         assert text_of(client, guided_choice=["Positive", "Negative"]) in ("Positive", "Negative")
+
+
+def test_a_finished_constraint_ends_before_min_tokens(client: httpx.Client) -> None:
+    """vllm#53665: `min_tokens` beyond the end of the constraint was a 500; here EOS was repeated up to it."""
+    for fields in ({"guided_choice": ["aa", "bb"]}, {"guided_regex": "x{3}"}, {"guided_json": {"const": 1}}):
+        answer = complete(client, min_tokens=40, max_tokens=60, **fields)
+        assert answer["choices"][0]["finish_reason"] == "stop"
+        assert answer["usage"]["completion_tokens"] == len(answer["choices"][0]["text"]) + 1
+    answer = complete(client, min_tokens=40, max_tokens=60, guided_regex="x*")
+    assert answer["usage"]["completion_tokens"] >= 40
+
+
+def test_a_stop_token_beyond_the_vocabulary(client: httpx.Client) -> None:
+    """gonka#1170: such an id with `min_tokens` ended the engine for everybody."""
+    for token in (-1, 260, 99_999_999, 2**40):
+        answer = client.post("/v1/completions", json=ASK | {"stop_token_ids": [token], "min_tokens": 1})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"].startswith("stop_token_ids")
+
+
+def test_a_stop_token_does_not_cut_json(client: httpx.Client) -> None:
+    """vllm#49227: a stop token that the model prefers was sampled in the middle of an object."""
+    schema = {
+        "type": "object",
+        "properties": {"n": {"enum": [1, 22]}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    wanted = {
+        "guided_json": schema,
+        "max_tokens": 200,
+        "stop_token_ids": [257],
+        "logit_bias": {"256": 100, "257": 100},
+    }
+    assert json.loads(text_of(client, **wanted))["n"] in (1, 22)
+
+
+def test_a_seed_gives_the_same_whatever_runs_beside_and_is_cached(client: httpx.Client) -> None:
+    """text-generation-inference#2670: with prefix caching the same seed gave other text."""
+    wanted = {"prompt": "The sea, the sea, the open sea. " * 2, "seed": 7, "temperature": 1, "max_tokens": 20}
+    first = text_of(client, **wanted)
+    with ThreadPoolExecutor(6) as pool:
+        others = [pool.submit(text_of, client, prompt="x" * n, temperature=1, max_tokens=30) for n in (3, 50, 200)]
+        again = [pool.submit(text_of, client, **wanted) for _ in range(3)]
+        assert {future.result() for future in again} == {first}
+        for future in others:
+            future.result()
 
 
 def test_cached_tokens_are_told_on_a_miss_too(client: httpx.Client) -> None:

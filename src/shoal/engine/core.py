@@ -314,6 +314,7 @@ def _scheduler_request(answer: Answer, tokenizer: Tokenizer, hand_off: bool) -> 
         stop_token_ids=params.stop_token_ids,
         eos_token_ids=tuple(tokenizer.eos_token_ids),
         ignore_eos=params.ignore_eos,
+        guided=params.guided is not None,
         priority=answer.request.priority,
         cache_salt=answer.request.cache_salt,
         lora=answer.request.lora,

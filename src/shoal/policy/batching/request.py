@@ -27,6 +27,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Every end-of-sequence id of the model."""
     ignore_eos: bool = False
     """End-of-sequence ids don't end it; ids that `stop_token_ids` names still do."""
+    guided: bool = False
+    """A grammar restricts its output. Before `min_tokens`, an end-of-sequence id is then sampled only where the
+    grammar admits nothing else, so it ends the output."""
     priority: int = 0
     """Lower is served earlier (vLLM's convention)."""
     arrival: float | None = None
@@ -198,8 +201,8 @@ class SequenceState:
         request = self.request
         may_stop = self.length - self.prompt_length >= request.min_tokens
         self.tokens.append(token)
-        ends = token in request.stop_token_ids or (not request.ignore_eos and token in request.eos_token_ids)
-        if may_stop and ends:
+        at_eos = not request.ignore_eos and token in request.eos_token_ids
+        if (may_stop and (at_eos or token in request.stop_token_ids)) or (at_eos and request.guided):
             return "stop"
         return "length" if self.length >= self.limit else None
 
