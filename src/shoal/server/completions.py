@@ -25,7 +25,7 @@ from shoal.server.answers import (
 )
 from shoal.server.completion_jobs import CompletionJob, is_one, prepare_jobs
 from shoal.server.generation import merged, run
-from shoal.server.logprobs import completion_logprobs, naming, prompt_logprobs
+from shoal.server.logprobs import completion_logprobs, completion_naming, prompt_logprobs
 from shoal.server.parameters import guided_params
 from shoal.server.protocol import CompletionRequest
 from shoal.server.state import Engine
@@ -198,7 +198,7 @@ class _Answer:
         entries: list[TokenLogprobs | None] = [None, *part.prompt] if prompt else []
         offsets = self._offsets[index]
         places = [*offsets.of_echo(prompt, echoed or ""), *offsets.of_output(part.tokens)]
-        name = naming(self._body, self._engine.tokenizer)
+        name = completion_naming(self._body, self._engine.tokenizer)
         return completion_logprobs(name, [*prompt, *part.tokens], [*entries, *part.logprobs], top, places)
 
     def _prompt_logprobs(self, part: _Part) -> PromptLogprobs | UnsetType:

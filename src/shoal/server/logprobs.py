@@ -31,6 +31,24 @@ def naming(body: GenerationRequest, tokenizer: Tokenizer) -> Naming:
     return "token_id:{}".format if body.return_tokens_as_token_ids else tokenizer.token_text
 
 
+def completion_naming(body: GenerationRequest, tokenizer: Tokenizer) -> Naming:
+    """Return how tokens are named where their text is all that is told of them.
+
+    A token that is not whole UTF-8 is `bytes:` and its bytes, as in OpenAI's API: U+FFFD would be the name of many
+    tokens, of which `top_logprobs` could then hold one only [vllm#6626].
+    """
+    if body.return_tokens_as_token_ids:
+        return naming(body, tokenizer)
+    return lambda token: _distinct_text(tokenizer.token_bytes(token))
+
+
+def _distinct_text(piece: bytes) -> str:
+    try:
+        return piece.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(chr(byte) if 32 <= byte < 127 else f"\\x{byte:02x}" for byte in piece)
+
+
 def chat_logprobs(tokenizer: Tokenizer, entries: Iterable[TokenLogprobs], top: int, name: Naming) -> ChatLogprobs:
     """Return one entry per generated token, each with its `top` most likely alternatives."""
     return ChatLogprobs([_chat_entry(tokenizer, entry, top, name) for entry in entries])

@@ -78,6 +78,17 @@ def test_logprobs_without_top_logprobs(served: Served) -> None:
     assert all(item["top_logprobs"] == [] for item in choice["logprobs"]["content"])
 
 
+def test_tokens_that_are_parts_of_a_character_have_names_of_their_own(served: Served) -> None:
+    """vllm#6626, vllm#9463: they were all U+FFFD or empty, so that alternatives could not be told apart."""
+    served.engine.answer = "a天"
+    asked = {"model": "script", "prompt": "Hi", "max_tokens": 9}
+    found = post(served, "/v1/completions", asked | {"logprobs": 2})["choices"][0]["logprobs"]
+    assert found["tokens"] == ["a", "bytes:\\xe5", "bytes:\\xa4", "bytes:\\xa9"]
+    assert all(token in top for token, top in zip(found["tokens"], found["top_logprobs"], strict=True))
+    chat = post(served, "/v1/chat/completions", CHAT | {"logprobs": True})["choices"][0]["logprobs"]["content"]
+    assert b"".join(bytes(item["bytes"]) for item in chat) == "a天".encode()
+
+
 def test_an_unusable_schema_is_refused_and_the_server_goes_on(served: Served) -> None:
     """vllm#17248: a schema that the grammar compiler cannot read ended the engine for everybody."""
     cases: list[tuple[dict[str, Any], str | None, str]] = [
