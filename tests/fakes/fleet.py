@@ -15,11 +15,12 @@ from engine import FakeEngine
 from kv_events import KvPublisher
 
 from shoal.fleet.gateway import Gateway, GatewayConfig
-from shoal.fleet.health import HealthConfig, HealthMonitor
+from shoal.fleet.health import HealthMonitor
 from shoal.fleet.index import Followers
 from shoal.fleet.index.zmq_stream import ZmqEvents
 from shoal.fleet.registry import Registry, ReplicaHandle, Role
 from shoal.policy.breaker import BreakerConfig
+from shoal.policy.health import HealthConfig
 from shoal.policy.routing.kv import CombinedIndex, ExactIndex
 
 FOREIGN_URL = os.environ.get("SHOAL_CONFORMANCE_URL")

@@ -8,9 +8,9 @@ from msgspec import Meta
 
 from shoal.engine.options import default_name
 from shoal.fleet.gateway.config import GatewayConfig, KeyConfig
-from shoal.fleet.health import HealthConfig
 from shoal.policy.admission import AdmissionConfig
 from shoal.policy.breaker import BreakerConfig
+from shoal.policy.health import HealthConfig
 from shoal.policy.routing import RouterConfig
 from shoal.specs.errors import SpecError
 

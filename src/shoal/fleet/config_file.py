@@ -15,9 +15,9 @@ from shoal.fleet.config import ConfigError, FleetConfig
 from shoal.fleet.config_checks import check
 from shoal.fleet.config_errors import check_known, convert
 from shoal.fleet.gateway.config import GatewayConfig, KeyConfig
-from shoal.fleet.health import HealthConfig
 from shoal.policy.admission import AdmissionConfig
 from shoal.policy.breaker import BreakerConfig
+from shoal.policy.health import HealthConfig
 from shoal.policy.routing import RouterConfig
 
 _SEPARATE = frozenset({"keys", "router", "admission"})

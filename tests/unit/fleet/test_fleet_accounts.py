@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 
 from fleet import QUICK, eventually, fleet
 from shoal.fleet.gateway import GatewayConfig
-from shoal.fleet.health import HealthConfig, HealthMonitor
 from shoal.fleet.index import BadEvents, decode_batch
 from shoal.fleet.index.events import Cleared, Removed, Stored
 from shoal.fleet.registry import Registry, ReplicaHandle
 from shoal.http.client import Endpoint
 from shoal.policy.batching import BlockPool, Extras, PrefixHasher, make_extras
-from shoal.policy.outcomes import LegFailed, Outcome
+from shoal.policy.outcomes import LegFailed
 from shoal.policy.routing import Decision, RouteRequest, build_router
 from shoal.policy.routing.kv import CombinedIndex, ExactIndex
 from shoal.policy.routing.prefix import ApproximateIndex
@@ -33,24 +32,6 @@ def registry_of(count: int, clock: Any = lambda: 0.0) -> Registry:
 
 def decision(name: str) -> Decision:
     return Decision(name, 0, 0.0, 0.0, "test")
-
-
-def test_only_a_share_of_stragglers_is_set_aside() -> None:
-    registry = registry_of(4)
-    monitor = HealthMonitor(registry, HealthConfig(straggler_share=0.3, straggler_seconds=5.0))
-    for i, replica in enumerate(registry.replicas):
-        replica.outcomes[Outcome.OK] = 50
-        replica.rates.tpot = 0.01 if i < 2 else 1.0
-    monitor.judge_stragglers(0.0)
-    assert sum(r.state.ejected for r in registry.replicas) == 0, "half of them are slow: that is no straggler"
-    registry.get("r2").rates.tpot = 0.01
-    monitor.judge_stragglers(1.0)
-    assert [r.state.ejected for r in registry.replicas] == [False, False, False, True]
-    monitor.judge_stragglers(7.0)
-    assert not any(r.state.ejected for r in registry.replicas)
-    registry.get("r3").rates.tpot = 0.025
-    monitor.judge_stragglers(8.0)
-    assert registry.get("r3").state.ejected, "the bound to come back is stricter"
 
 
 async def test_a_hang_is_found_and_its_streams_move_on() -> None:

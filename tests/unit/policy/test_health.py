@@ -1,0 +1,69 @@
+"""Judgement of replicas by checks, progress and latency, without a clock."""
+
+from shoal.policy.account import ReplicaAccount
+from shoal.policy.breaker import BreakerConfig
+from shoal.policy.health import HealthConfig, HealthJudge
+from shoal.policy.outcomes import Outcome
+from shoal.policy.replicas import ReplicaAccounts
+from shoal.policy.routing import Decision, RouteRequest
+from shoal.policy.routing.contracts import ReplicaState
+
+
+def accounts_of(count: int) -> ReplicaAccounts[ReplicaAccount]:
+    accounts = ReplicaAccounts[ReplicaAccount]()
+    for i in range(count):
+        state = ReplicaState(f"r{i}", frozenset({"m"}))
+        accounts.insert(ReplicaAccount(state, BreakerConfig(), accounts.peers("default", "m"), 0.0))
+    return accounts
+
+
+def test_only_a_share_of_stragglers_is_set_aside() -> None:
+    accounts = accounts_of(4)
+    judge = HealthJudge(HealthConfig(straggler_share=0.3, straggler_seconds=5.0))
+    for i, replica in enumerate(accounts.replicas):
+        replica.outcomes[Outcome.OK] = 50
+        replica.rates.tpot = 0.01 if i < 2 else 1.0
+    judge.judge_stragglers(accounts.replicas, 0.0)
+    assert sum(r.state.ejected for r in accounts.replicas) == 0, "half of them are slow: that is no straggler"
+    accounts.get("r2").rates.tpot = 0.01
+    judge.judge_stragglers(accounts.replicas, 1.0)
+    assert [r.state.ejected for r in accounts.replicas] == [False, False, False, True]
+    assert judge.judge_stragglers(accounts.replicas, 7.0).returned == ["r3"]
+    assert not any(r.state.ejected for r in accounts.replicas)
+    accounts.get("r3").rates.tpot = 0.025
+    judge.judge_stragglers(accounts.replicas, 8.0)
+    assert accounts.get("r3").state.ejected, "the bound to come back is stricter"
+
+
+def test_checks_in_a_row_decide() -> None:
+    replica = accounts_of(1).get("r0")
+    judge = HealthJudge(HealthConfig(failures=2, successes=2))
+    assert [judge.on_check(replica, passed) for passed in (False, True, False, False)] == [None, None, None, False]
+    replica.state.healthy = False
+    assert [judge.on_check(replica, passed) for passed in (True, False, True, True)] == [None, None, None, True]
+    judge.forget("r0")
+    assert judge.on_check(replica, True) is None
+
+
+def test_a_hang_is_silence_beyond_the_predicted_first_token() -> None:
+    accounts, judge = accounts_of(1), HealthJudge(HealthConfig(hang_seconds=30.0))
+    replica = accounts.get("r0")
+    seconds = 8000 / replica.rates.prefill_rate
+
+    def hangs(now: float) -> bool:
+        return judge.hangs(replica, accounts.ledger.leases("r0"), now)
+
+    def take(now: float, *, streams: bool) -> None:
+        accounts.take(Decision("r0", 0, 0.0, 0.0, ""), RouteRequest("x", "m", 8000), streams=streams, now=now)
+
+    assert not hangs(1000.0)
+    take(1000.0, streams=False)
+    assert not hangs(2000.0), "without a stream nothing can be seen to come"
+    take(2000.0, streams=True)
+    # The prompt of the leg without a stream counts as computed only when the states are read.
+    due = 2000.0 + 2 * seconds + 30.0
+    assert not hangs(due - 0.1)
+    assert hangs(due + 0.1)
+    judge.on_hang(replica, due + 0.1)
+    assert not replica.breaker.allows(due + 0.1)
+    assert not hangs(due + 0.2)
