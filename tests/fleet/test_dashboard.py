@@ -219,6 +219,13 @@ def test_other_apis_pass_through_to_replicas(pair: Served) -> None:
         second = post("/v1/responses", again)
         assert second.status_code == 200, second.text
         assert second.headers["x-shoal-replica"] == first.headers["x-shoal-replica"]
+    kept = f"{pair.url}/v1/responses/{first.json()['id']}"
+    got = httpx.get(kept + "/", timeout=60, trust_env=False)
+    assert (got.status_code, got.json()) == (200, first.json())
+    assert got.headers["x-shoal-replica"] == first.headers["x-shoal-replica"]
+    deleted = httpx.delete(kept, timeout=60, trust_env=False)
+    assert (deleted.status_code, deleted.json()["deleted"]) == (200, True)
+    assert httpx.get(kept, timeout=60, trust_env=False).status_code == 404
     message = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
     streamed = post("/v1/messages/", message | {"stream": True})
     assert streamed.text.rstrip().splitlines()[-2] == "event: message_stop", streamed.text

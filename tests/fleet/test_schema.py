@@ -16,6 +16,7 @@ from e2ekit import eventually, running
 from fleet_kit import Served, fleet_process
 
 from shoal.engine.options import EngineOptions
+from shoal.fleet.gateway.apis import APIS
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("schemathesis") is None, reason="needs schemathesis")
 CHECKS = "not_a_server_error,content_type_conformance,response_schema_conformance"
@@ -92,7 +93,13 @@ def test_a_replica_bears_what_its_schema_allows(tiny_folder: Path, tmp_path: Pat
 
 def test_the_served_documents_are_whole(pair: Served) -> None:
     document = httpx.get(f"{pair.url}/openapi.json", timeout=20, trust_env=False).json()
-    for path in document["paths"]:
-        if path not in ("/v1/chat/completions", "/v1/completions", "/v1/models/{model}"):
+    for path, operations in document["paths"].items():
+        if "get" in operations and "{" not in path:
             assert httpx.get(f"{pair.url}{path}", timeout=20, trust_env=False).status_code == 200, path
+        if "post" in operations:
+            answer = httpx.post(f"{pair.url}{path}", json={"model": "nobody"}, timeout=20, trust_env=False)
+            assert answer.json()["error"].get("code") != "not_found", path
+    other_names = {"/score", "/rerank", "/v2/rerank"}
+    assert set(APIS) - other_names <= set(document["paths"]), "whatever is relayed is described"
+    assert set(document["paths"]["/v1/responses/{response_id}"]) == {"get", "delete"}
     assert "kv_transfer_params" not in json.dumps(document["components"]["schemas"]["ChatRequest"])

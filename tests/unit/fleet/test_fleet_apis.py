@@ -177,6 +177,29 @@ async def test_who_goes_on_from_a_response_comes_to_the_replica_that_keeps_it() 
         f.check()
 
 
+async def test_a_stored_response_is_its_keys_alone() -> None:
+    """Asked of the replica that keeps it and of no other; for another key there is none."""
+    async with fleet(2, config=GatewayConfig(keys=keys())) as f:
+        kim, lee = {"authorization": "Bearer kim"}, {"x-api-key": "lee"}
+        body = STREAMS["/v1/responses"]
+        made = await f.client.post("/v1/responses", json=body, headers=kim)
+        path = "/v1/responses/" + made.json()["id"]
+        assert (await f.client.get(path)).status_code == 401
+        for method in ("GET", "DELETE"):
+            refused = await f.client.request(method, path, headers=lee)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (404, "not_found")
+        assert (await f.client.get("/v1/responses/resp_nothing", headers=kim)).status_code == 404
+        assert (await f.client.post(path, json={}, headers=kim)).status_code == 405
+        assert not any(seen.path.startswith(path) for engine in f.engines for seen in engine.seen)
+        answer = await f.client.get(path + "?include=x", headers=kim)
+        assert answer.headers["x-shoal-replica"] == made.headers["x-shoal-replica"]
+        keeper = next(e for e in f.engines if e.name == made.headers["x-shoal-replica"])
+        await keeper.stop()
+        gone = await f.client.get(path, headers=kim)
+        assert gone.status_code == 502, gone.text
+        f.check()
+
+
 async def test_the_vendors_clients_understand_it() -> None:
     async with fleet(2) as f:
         async with openai.AsyncOpenAI(base_url=f.url + "/v1", api_key="x") as client:

@@ -20,6 +20,7 @@ from shoal.fleet.gateway.logs import AccessLog, PromptLog
 from shoal.fleet.gateway.pages import Pages
 from shoal.fleet.gateway.record import Observers, RequestRecord
 from shoal.fleet.gateway.stored import StoredResponses
+from shoal.fleet.gateway.stored_requests import answer_stored, response_id_of
 from shoal.fleet.gateway.tokens import TokenSource
 from shoal.fleet.registry import Registry
 from shoal.fleet.shared import SharedState
@@ -148,6 +149,9 @@ class Gateway:
     ) -> None:
         api = APIS.get(scope["path"])
         if api is None:
+            if (response_id := response_id_of(scope["path"])) is not None:
+                await self._answer_stored(scope, send, record, response_id)
+                return
             await self.pages.answer(scope, receive, send, record, self._clients)
             return
         if scope["method"] != "POST":
@@ -180,6 +184,21 @@ class Gateway:
             client.settle(charged, used.total)
             if exchange.meter.usage is not None:
                 self.sizer.observe(parsed.ask.model, parsed.prompt_bytes, used.prompt_tokens, used.output)
+
+    async def _answer_stored(self, scope: Scope, send: Send, record: RequestRecord, response_id: str) -> None:
+        head = RequestHead.read(scope["headers"], record.request_id)
+        client = self._clients.identify(head.authorization)
+        record.key = client.name
+        client.demand("generate")
+        await answer_stored(
+            scope,
+            send,
+            record,
+            response_id,
+            stored=self._stored,
+            registry=self.registry,
+            config=self.config,
+        )
 
     async def _exchange(
         self,

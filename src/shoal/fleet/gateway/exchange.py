@@ -329,7 +329,7 @@ class Exchange:
 
     def _note_response(self, leg: Leg, response_id: str) -> None:
         if response_id:
-            self._stored.note(response_id, Owner(leg.replica.name, self.record.key))
+            self._stored.note(response_id, Owner(leg.replica.name, self.record.key, self.record.model))
 
     # To the client.
 

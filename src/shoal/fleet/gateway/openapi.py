@@ -2,9 +2,13 @@
 
 from shoal.server.openapi import Json, document, error_answer
 
+_RELAYED = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
+    *("/v1/embeddings", "/v1/score", "/v1/rerank", "/tokenize", "/detokenize"),
+)
 _PATHS = (
-    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
-    *("/v1/messages/count_tokens", "/tokenize", "/detokenize", "/v1/models", "/v1/models/{model}"),
+    *_RELAYED,
+    *("/v1/responses/{response_id}", "/v1/models", "/v1/models/{model}"),
     *("/health", "/ready", "/metrics", "/openapi.json"),
 )
 
@@ -14,7 +18,7 @@ def fleet_document() -> Json:
     made = document()
     made["info"]["title"] = "Shoal: a fleet of replicas, OpenAI-compatible"
     made["paths"] = {path: made["paths"][path] for path in _PATHS}
-    for path in _PATHS[:4]:
+    for path in _RELAYED:
         made["paths"][path]["post"]["responses"] |= {
             "429": error_answer(
                 "Too many requests for the fleet or for this key; `Retry-After` says when to try again."

@@ -16,6 +16,8 @@ class Owner:
     replica: str
     key: str
     """Name of the key that it was made for."""
+    model: str
+    """As the client called it."""
 
 
 class StoredResponses:
@@ -29,6 +31,14 @@ class StoredResponses:
         self._owners[response_id] = owner
         while len(self._owners) > self._max_known:
             self._owners.popitem(last=False)
+
+    def find(self, response_id: str, key: str) -> Owner | None:
+        """Return who keeps it; None where it is not known, or another key's."""
+        owner = self._owners.get(response_id)
+        return owner if owner is not None and owner.key == key else None
+
+    def forget(self, response_id: str) -> None:
+        self._owners.pop(response_id, None)
 
     def pin(self, parsed: Parsed, key: str, route: RouteRequest, registry: Registry) -> None:
         """Send a request that goes on from a response to the replica that keeps it. `ApiError` 400: not this key's.
