@@ -67,7 +67,7 @@ class Fleet:
         ledger = self.registry.ledger
         ledger.check()
         assert self.gateway is not None
-        assert self.gateway.splitter.live == 0, "handed-over KV that nobody took or released"
+        assert self.gateway.splitter.counts.live == 0, "handed-over KV that nobody took or released"
         assert ledger.live() == 0, f"{ledger.live()} leases are still live"
         for replica in self.registry.replicas:
             state = replica.state

@@ -2,19 +2,16 @@
 
     decode lease ─► prefill leg (max_tokens 1) ─► kv_transfer_params ─► decode leg ─► first byte: KV was taken over
 
-The decode replica is chosen first; it is the one that matters. A prefill that fails costs no request: it is counted
-against its replica, another one is tried, and at last the decode replica computes the prompt itself. KV that a
-prefill replica holds for a decode that will not come is fetched and dropped, so that it isn't stranded until the
-engine's own timeout: `handed == taken + released + live`.
+`policy.split` decides what is split and what follows when a prefill fails. KV that a prefill replica holds for a
+decode leg that will not come is fetched and dropped, so that it isn't stranded until the engine's own timeout.
 """
 
 import asyncio
 import contextlib
 import logging
-import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -24,16 +21,14 @@ from shoal.fleet.gateway.leg import Leg
 from shoal.fleet.gateway.record import Observers, RequestRecord
 from shoal.fleet.gateway.usage import usage_of
 from shoal.fleet.registry import Registry, Replica
-from shoal.policy.outcomes import MEANINGS, LegFailed, Outcome, outcome_of_exception
+from shoal.policy.outcomes import LegFailed, Outcome, outcome_of_exception
 from shoal.policy.routing import NoReplica, Router, RouteRequest
+from shoal.policy.split import HandoffCounts, SplitConfig, SplitPolicy, queued_prefills
 
 log = logging.getLogger("shoal.fleet")
 
 _ANSWER_LIMIT = 16 * 2**20
 _RELEASE_SECONDS = 10.0
-_QUEUE_WARNING = 3
-"""Prompts at one prefill replica from which on the queue is worth a line in the log, and how often."""
-_QUEUE_WARNING_SECONDS = 30.0
 _CACHED = re.compile(rb'"cached_tokens"\s*:\s*\d+')
 _PREFILL_PARAMS: dict[str, Any] = {
     "do_remote_decode": True,
@@ -63,16 +58,6 @@ def is_single(parsed: Parsed) -> bool:
         return len(_prompts.decode(parsed.prompt)) == 1
     except msgspec.MsgspecError:
         return True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitConfig:
-    threshold_tokens: int = 256
-    """Prompts with fewer tokens to compute stay whole: the hand-off would cost more than it saves."""
-    prefill_seconds: float = 60.0
-    """A prefill that hasn't answered within this is given up."""
-    attempts: int = 2
-    """Prefill replicas tried for one request."""
 
 
 class _Prefilled(msgspec.Struct):
@@ -115,25 +100,17 @@ class Splitter:
         self._registry = registry
         self._router = router
         self._observers = observers
-        self._config = config or SplitConfig()
+        self._policy = SplitPolicy(config)
+        self._config = self._policy.config
         self._releases: set[asyncio.Task[None]] = set()
-        self.handed = self.taken = self.released = self.lost = 0
-        self._warned_at = -math.inf
-
-    @property
-    def live(self) -> int:
-        """Hand-offs that nobody has taken over or released yet."""
-        return self.handed - self.taken - self.released - self.lost
+        self.counts = HandoffCounts()
 
     def wants(self, decode: Replica, route: RouteRequest, parsed: Parsed) -> bool:
         """Whether this request is to be prefilled elsewhere.
 
         Several prompts, or several choices of one, stay whole: engines hand over the KV of one sequence.
         """
-        if decode.handle.role != "decode" or not parsed.api.chunked or not is_single(parsed):
-            return False
-        missing = route.prompt_tokens - route.hits.get(decode.name, 0) * decode.state.trust
-        return missing >= self._config.threshold_tokens
+        return self._policy.wants(decode.state, route) and parsed.api.chunked and is_single(parsed)
 
     async def prefill(
         self,
@@ -154,8 +131,8 @@ class Splitter:
         if parsed.endpoint == "chat":
             asked["max_completion_tokens"] = 1
         body = msgspec.json.encode(asked)
-        wanted = replace(route, role="prefill", excluded=frozenset(), hits={}, max_tokens=1)
-        for _ in range(self._config.attempts):
+        wanted = self._policy.prefill_request(route)
+        for attempt in range(1, self._config.attempts + 1):
             now = self._registry.clock()
             decision = self._router.route(wanted, self._registry.states(now), now)
             if isinstance(decision, NoReplica):
@@ -170,14 +147,13 @@ class Splitter:
                 return handoff
             except BaseException as error:
                 outcome = self._end(leg, outcome_of_exception(error), record)
-                if not isinstance(error, LegFailed | TimeoutError):
-                    raise
-                if outcome is Outcome.CLIENT_ERROR:
+                step = self._policy.after_failure(outcome, attempt)
+                if not isinstance(error, LegFailed | TimeoutError) or step == "fail":
                     raise
                 log.warning(
                     "request %s: prefill on %s: %s: %s", record.request_id, leg.replica.name, outcome, error
                 )
-                if not MEANINGS[outcome].retry and outcome is not Outcome.DEADLINE:
+                if step == "whole":
                     return None
                 wanted.excluded = wanted.excluded | {leg.replica.name}
         return None
@@ -197,7 +173,7 @@ class Splitter:
         if params in (b"", b"null"):
             # The engine hands nothing over (all of it was too short, or it isn't set up to).
             return None
-        self.handed += 1
+        self.counts.handed += 1
         return Handoff(params, usage.cached if usage is not None else None, leg.replica.name, path, body)
 
     def _end(self, leg: Leg, outcome: Outcome, record: RequestRecord) -> Outcome:
@@ -210,31 +186,29 @@ class Splitter:
     @property
     def queued(self) -> int:
         """Prompts that wait behind another one at a prefill replica."""
-        states = (replica.state for replica in self._registry.replicas)
-        return sum(max(0, state.inflight - 1) for state in states if state.role == "prefill")
+        return queued_prefills([replica.state for replica in self._registry.replicas])
 
     def _watch_queue(self, name: str, now: float) -> None:
-        """Say so, now and then, where prompts queue for prefill while decode replicas have room."""
-        state = self._registry.get(name).state
-        seconds = state.pending_tokens / state.prefill_rate
-        if state.inflight < _QUEUE_WARNING or now - self._warned_at < _QUEUE_WARNING_SECONDS:
-            return
-        self._warned_at = now
-        decoding = sum(r.state.decoding for r in self._registry.replicas if r.state.role == "decode")
-        log.warning(
-            "prefill replica %s has %d prompts queued (about %.1f s), %d sequences decode: "
-            "more prefill replicas, or a higher gateway.split_threshold_tokens, would shorten TTFT",
-            name,
-            state.inflight,
-            seconds,
-            decoding,
+        """Log, now and then, where prompts queue for prefill while decode replicas have capacity."""
+        replicas = self._registry.replicas
+        queue = self._policy.report_queue(
+            self._registry.get(name).state, [replica.state for replica in replicas], now
         )
+        if queue is not None:
+            log.warning(
+                "prefill replica %s has %d prompts queued (about %.1f s), %d sequences decode: "
+                "more prefill replicas, or a higher gateway.split_threshold_tokens, would shorten TTFT",
+                name,
+                queue.prompts,
+                queue.seconds,
+                queue.decoding,
+            )
 
     def took(self, handoff: Handoff) -> None:
         """The decode replica has begun to answer: the KV is with it."""
         if not handoff.settled:
             handoff.settled = True
-            self.taken += 1
+            self.counts.taken += 1
 
     def abandon(self, handoff: Handoff, decode: Leg) -> None:
         """No decode leg will take this KV: have it fetched and dropped. Goes on by itself."""
@@ -252,9 +226,9 @@ class Splitter:
             body = decode.names.request(msgspec.json.encode(asked))
             status, _ = await decode.replica.endpoint.post(handoff.path, body, seconds=_RELEASE_SECONDS)
             if status == 200:
-                self.released += 1
+                self.counts.released += 1
                 return
-        self.lost += 1
+        self.counts.lost += 1
         log.warning("KV held by %s could not be released; its engine will after its timeout", handoff.prefill)
 
     async def close(self) -> None:

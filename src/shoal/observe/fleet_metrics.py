@@ -205,9 +205,11 @@ def _handoffs(splitter: Splitter) -> Iterable[Metric]:
         "shoal_fleet_handoffs", "KV hand-offs of prefill replicas, by what became of them.", labels=["event"]
     )
     for event in ("handed", "taken", "released", "lost"):
-        counted.add_metric([event], getattr(splitter, event))
+        counted.add_metric([event], getattr(splitter.counts, event))
     yield counted
-    yield _single("shoal_fleet_handoffs_live", "KV handed over that nobody took or released yet.", splitter.live)
+    yield _single(
+        "shoal_fleet_handoffs_live", "KV handed over that nobody took or released yet.", splitter.counts.live
+    )
     yield _single("shoal_fleet_prefill_queue_length", "Prompts queued at prefill replicas.", splitter.queued)
 
 

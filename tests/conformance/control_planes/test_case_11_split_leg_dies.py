@@ -51,7 +51,7 @@ async def test_case_11_a_dead_decode_frees_the_prefill(kind: str) -> None:
             answer = await f.post(f.chat(PROMPT))
         assert answer.status_code == (504 if kind == "hang" else 200)
         await eventually(lambda: f.engines[0].held_kv == {}, "no KV is stranded")
-        await eventually(lambda: f.gateway is not None and f.gateway.splitter.live == 0, "all is accounted for")
+        await eventually(lambda: f.gateway is not None and f.gateway.splitter.counts.live == 0, "all accounted for")
         f.check()
 
 

@@ -37,6 +37,6 @@ async def test_case_12_leaving_between_the_legs_releases_the_kv() -> None:
         assert len(prefill.released_kv) == 1
         assert f.gateway is not None
         splitter = f.gateway.splitter
-        await eventually(lambda: splitter.live == 0, "all is accounted for")
-        assert (splitter.handed, splitter.released) == (1, 1)
+        await eventually(lambda: splitter.counts.live == 0, "all is accounted for")
+        assert (splitter.counts.handed, splitter.counts.released) == (1, 1)
         f.check()

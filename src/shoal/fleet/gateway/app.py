@@ -24,7 +24,7 @@ from shoal.fleet.gateway.stored_requests import answer_stored, response_id_of
 from shoal.fleet.gateway.tokens import TokenSource
 from shoal.fleet.registry import Registry
 from shoal.fleet.shared import SharedState
-from shoal.fleet.split import SplitConfig, Splitter
+from shoal.fleet.split import Splitter
 from shoal.http.errors import (
     JSON_TYPE,
     ApiError,
@@ -41,6 +41,7 @@ from shoal.policy.admission import Admission, Ticket
 from shoal.policy.outcomes import Outcome
 from shoal.policy.retry import RetryBudget
 from shoal.policy.routing import Router, build_router
+from shoal.policy.split import SplitConfig
 
 log = logging.getLogger("shoal.fleet")
 
