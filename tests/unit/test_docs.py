@@ -174,11 +174,15 @@ def test_every_variable_that_is_read_is_documented() -> None:
 
 @pages
 def test_metrics_are_served(page: Path) -> None:
-    """Under the name that the source gives them, to which Prometheus adds the suffix of the kind."""
+    """Under the name that the source gives them, to which Prometheus adds the suffix of the kind.
+
+    Those of replicas are listed there without their common prefix.
+    """
     source = "\n".join(file.read_text() for file in (ROOT / "src").rglob("*.py"))
     named = {n for n in re.findall(r"`(shoal_[a-z_]+)`", page.read_text()) if not n.endswith("_")}
     plain = {re.sub(r"_(total|bucket|count|sum|created)$", "", name) for name in named}
-    assert {name for name in plain if not re.search(rf'"{name}["_]', source)} == set()
+    listed = {name: re.sub(r"^shoal_fleet_replica_", "(?:shoal_fleet_replica_)?", name) for name in plain}
+    assert {name for name, pattern in listed.items() if not re.search(rf'"{pattern}["_]', source)} == set()
 
 
 # fleet.yaml
