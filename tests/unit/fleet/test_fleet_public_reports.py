@@ -96,6 +96,42 @@ async def test_a_stream_that_breaks_off_ends_as_its_api_ends_errors(path: str) -
         f.check()
 
 
+async def test_every_endpoint_asks_the_replica_by_its_own_name() -> None:
+    """llm-rosetta#238: an alias was translated in chat and sent on as it was in embeddings."""
+    others = {
+        "/v1/embeddings": {"input": "x"},
+        "/tokenize": {"prompt": "x"},
+        "/v1/score": {"text_1": "x", "text_2": "y"},
+    }
+    others |= {"/v1/completions": {"prompt": "x"}, "/rerank": {"query": "x", "documents": ["y"]}}
+    async with fleet(1, handle={"models": ("nick",), "engine_model": "fake"}) as f:
+        for path, asked in (APIS | others).items():
+            answer = await f.post(asked | {"model": "nick"}, path)
+            assert answer.status_code == 200, (path, answer.text)
+            assert answer.json().get("model", "nick") == "nick", path
+        assert {seen.body["model"] for seen in f.engines[0].seen} == {"fake"}
+        f.check()
+
+
+async def test_a_replica_that_hangs_holds_up_no_other() -> None:
+    """production-stack#749: requests to a backend that hung kept those to the others from being answered."""
+    async with fleet(2) as f:
+        f.engines[0].fault = Fault("hang")
+        hanging = [asyncio.ensure_future(f.post(f.chat(f"h{i}", max_tokens=2))) for i in range(20)]
+        await eventually(lambda: f.engines[0].requests, "one hangs")
+        async with asyncio.timeout(10):
+            while sum(task.done() for task in hanging) < 10:  # noqa: ASYNC110 (tasks have no common event)
+                await asyncio.sleep(0.01)
+        assert all(task.result().status_code == 200 for task in hanging if task.done())
+        for task in hanging:
+            task.cancel()
+        await asyncio.gather(*hanging, return_exceptions=True)
+        registry = f.registry
+        assert registry is not None
+        await eventually(lambda: not registry.ledger.live(), "those that hung are ended", 5)
+        f.check()
+
+
 @pytest.mark.parametrize("path", APIS)
 async def test_half_an_emoji_is_the_clients_error(path: str) -> None:
     """colibri#1589: a string cut within an emoji was a fault of the server; the replica refuses it here."""

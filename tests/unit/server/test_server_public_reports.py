@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 from serverkit import Served, eventually
 
-from shoal.engine.sampling.params import GuidedParams
-
 CHAT: dict[str, Any] = {"model": "script", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20}
 WEATHER = {
     "type": "function",
@@ -107,54 +105,6 @@ def test_an_unusable_schema_is_refused_and_the_server_goes_on(served: Served) ->
     assert post(served, "/v1/chat/completions", CHAT)["choices"][0]["message"]["content"]
 
 
-def test_pattern_properties_with_properties(served: Served) -> None:
-    """llguidance#265: `patternProperties` beside `properties` gave broken output."""
-    tags = {"type": "array", "items": {"type": "string", "minLength": 10, "maxLength": 20}}
-    schema: dict[str, Any] = {
-        "type": "object",
-        "properties": {"score": {"type": "integer", "multipleOf": 5}, "tags": tags},
-        "required": ["score", "tags"],
-        "additionalProperties": False,
-        "patternProperties": {"^score$": {"type": "integer"}, "^x-": {"type": "boolean"}},
-    }
-    guided = GuidedParams(kind="json_schema", value=json.dumps(schema))
-    cases = [
-        ('{"score": 5, "tags": ["aaaaaaaaaa"]}', True),
-        ('{"score": 5, "tags": [], "x-a": true}', True),
-        ('{"score": 7, "tags": []}', False),
-        ('{"score": 5, "tags": ["short"]}', False),
-        ('{"score": 5, "tags": [], "x-a": 1}', False),
-        ('{"score": 5, "tags": [], "y": true}', False),
-    ]
-    assert [(text, served.engine.admits(guided, text)) for text, _ in cases] == cases
-
-
-def test_a_pattern_and_a_length_both_hold(served: Served) -> None:
-    """vllm#45592: `maxLength` was ignored beside `pattern`."""
-    item = {"type": "string", "pattern": "^[\\x20-\\x7E]+$", "maxLength": 8}
-    schema = {"type": "array", "minItems": 2, "maxItems": 2, "items": item}
-    guided = GuidedParams(kind="json_schema", value=json.dumps(schema))
-    assert served.engine.admits(guided, '["12345678", "a"]')
-    for text in ('["123456789", "a"]', '["é", "a"]', '["a"]', '["", "a"]'):
-        assert not served.engine.admits(guided, text), text
-
-
-def test_properties_out_of_order_and_alternatives(served: Served) -> None:
-    """guidance#1039: an optional property out of order was taken for an additional one; outlines#497:
-    `nulltrue` was an answer.
-    """
-    ordered = {"type": "object", "properties": {"a": {"const": "foo"}, "b": {"const": "bar"}}, "required": ["b"]}
-    guided = GuidedParams(kind="json_schema", value=json.dumps(ordered))
-    assert served.engine.admits(guided, '{"a": "foo", "b": "bar"}')
-    assert not served.engine.admits(guided, '{"b": "bar", "a": "BAD"}')
-    foo = {"anyOf": [{"type": "null"}, {"type": "boolean"}]}
-    guided = GuidedParams(
-        kind="json_schema", value=json.dumps({"type": "object", "properties": {"foo": foo}, "required": ["foo"]})
-    )
-    answers = {value: served.engine.admits(guided, f'{{"foo": {value}}}') for value in ("null", "true", "nulltrue")}
-    assert answers == {"null": True, "true": True, "nulltrue": False}
-
-
 def test_ranges_of_characters_beyond_ascii(served: Served) -> None:
     """vllm#15210: `[\\x00-\\u2e7f]+` did not parse; vllm#8805: choices came back as \\u escapes."""
     post(served, "/v1/chat/completions", CHAT | {"guided_regex": "[\x00-\u2e7f]+"})
@@ -217,6 +167,37 @@ def test_turns_with_empty_or_absent_parts(served: Served) -> None:
     turns = [asked, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
     post(served, "/v1/messages", {"model": "script", "max_tokens": 4, "messages": turns})
     assert "None" not in served.engine.tokenizer.decode(list(served.engine.seen[-1][0]))
+
+
+def test_tool_results_in_parts_reach_the_template_as_text(served: Served) -> None:
+    """vllm#39899, ninfer#56: the parts were refused, or reached templates that know text only as a list."""
+    parts = [{"type": "text", "text": "15 degrees"}, {"type": "text", "text": "sunny"}]
+    messages = [
+        {"role": "user", "content": "weather?"},
+        {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "c1", "content": parts},
+    ]
+    post(served, "/v1/chat/completions", CHAT | {"messages": messages, "tools": [WEATHER]})
+    prompt = served.engine.tokenizer.decode(list(served.engine.seen[-1][0]))
+    assert "15 degrees" in prompt
+    assert "sunny" in prompt
+    assert "{'type'" not in prompt
+
+
+def test_choices_that_ask_for_nothing_special(served: Served) -> None:
+    """lmstudio#307: `response_format: text` was refused; aphrodite#1143: so was `tool_choice: auto` without tools;
+    mlx-vlm#1070: with `none`, calls were parsed all the same.
+    """
+    post(served, "/v1/chat/completions", CHAT | {"response_format": {"type": "text"}})
+    assert served.engine.seen[-1][1].guided is None
+    for choice in ("auto", "none"):
+        for tools in ({}, {"tools": []}, {"tools": None}):
+            post(served, "/v1/chat/completions", CHAT | {"tool_choice": choice} | tools)
+    served.engine.answer = '<tool_call>{"name": "weather", "arguments": {"city": "A"}}</tool_call>'
+    asked = CHAT | {"tools": [WEATHER], "tool_choice": "none", "max_tokens": 200}
+    choice = post(served, "/v1/chat/completions", asked)["choices"][0]
+    assert choice["message"]["content"] == served.engine.answer
+    assert (choice["finish_reason"], choice["message"].get("tool_calls")) == ("stop", None)
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
