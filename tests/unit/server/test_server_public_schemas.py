@@ -1,4 +1,4 @@
-"""Reports of users on what a JSON schema lets through, from the trackers of other servers; tests name the thread."""
+"""Reports of users on what a JSON schema lets through, from trackers of other servers; tests name the thread."""
 
 import json
 from typing import Any
