@@ -54,6 +54,15 @@ def test_prompts_are_scored(client: httpx.Client) -> None:
     assert [text[at] for at in found["text_offset"][:-1]] == found["tokens"][:-1]
 
 
+def test_as_many_alternatives_as_asked_for(client: httpx.Client) -> None:
+    """lmdeploy#1548: `top_logprobs: 5` gave four."""
+    ask = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "logprobs": True}
+    for top in (0, 1, 5, 20):
+        answer = client.post("/v1/chat/completions", json=ask | {"top_logprobs": top, "ignore_eos": True}).json()
+        found = answer["choices"][0]["logprobs"]["content"]
+        assert [len(item["top_logprobs"]) for item in found] == [top] * 4
+
+
 def test_a_stop_string_of_several_tokens(client: httpx.Client) -> None:
     """llama.cpp#11538: it was ignored; llama.cpp#10914: it ended up in what was streamed."""
     whole = text_of(client, max_tokens=40)

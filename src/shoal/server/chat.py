@@ -43,7 +43,7 @@ async def respond(engine: Engine, body: ChatRequest, request_id: str) -> ASGIApp
 
 def _check(body: ChatRequest) -> None:
     check_limits(body)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise bad_value("top_logprobs", body.top_logprobs, "it needs logprobs=true")
     if body.stream_options is not None and not body.stream:
         raise needs("stream_options", "stream=true")

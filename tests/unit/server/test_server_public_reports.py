@@ -76,6 +76,13 @@ def test_logprobs_without_top_logprobs(served: Served) -> None:
     assert all(item["top_logprobs"] == [] for item in choice["logprobs"]["content"])
 
 
+def test_no_alternatives_of_no_logprobs(served: Served) -> None:
+    """lmdeploy#4121: `top_logprobs: 0` with `logprobs: false`, the defaults spelt out, was a bad request."""
+    for logprobs in ({"logprobs": False}, {"logprobs": None}, {}):
+        choice = post(served, "/v1/chat/completions", CHAT | logprobs | {"top_logprobs": 0})["choices"][0]
+        assert choice["logprobs"] is None
+
+
 def test_tokens_that_are_parts_of_a_character_have_names_of_their_own(served: Served) -> None:
     """vllm#6626, vllm#9463: they were all U+FFFD or empty, so that alternatives could not be told apart."""
     served.engine.answer = "a天"
