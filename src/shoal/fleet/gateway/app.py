@@ -230,7 +230,7 @@ class Gateway:
             adapter=self.registry.base_of(model) is not None,
         )
         self._stored.pin(parsed, client.name, route, self.registry)
-        if parsed.api.chunked and self.router.wants_tokens and self.config.tokenize and self.tokens.wants(route):
+        if parsed.api.chunked and self.config.tokenize and self.tokens.wants(route):
             await self.tokens.fill(parsed, route)
         self._count += 1
         ticket = Ticket(

@@ -278,9 +278,9 @@ def route_request(
     if not parsed.api.generates:
         # Its KV is dropped at its end: nobody finds a prefix of it.
         return route
-    if router.wants_blocks:
+    if "blocks" in router.needs:
         _add_blocks(route, parsed)
-    if router.wants_text:
+    if "text" in router.needs:
         route.text = bytes(memoryview(parsed.prompt)[:_MAX_HASHED_BYTES]).decode("utf-8", "replace")
     return route
 

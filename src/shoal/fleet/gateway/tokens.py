@@ -14,7 +14,7 @@ from shoal.fleet.gateway.body import Parsed
 from shoal.fleet.registry import Registry, Replica
 from shoal.policy.outcomes import LegFailed
 from shoal.policy.routing import RouteRequest
-from shoal.policy.routing.kv import CombinedIndex, ExactIndex
+from shoal.policy.routing.contracts import Index
 
 _SECONDS = 0.5
 _LEAST_TOKENS = 64
@@ -35,16 +35,17 @@ _decode = msgspec.json.Decoder(_Tokens).decode
 class TokenSource:
     """Asks `/tokenize`, which vLLM and Shoal serve; remembers the last few answers."""
 
-    def __init__(self, registry: Registry, index: object) -> None:
+    def __init__(self, registry: Registry, index: Index | None) -> None:
         self._registry = registry
-        self._exact = index.exact if isinstance(index, CombinedIndex) else index
+        self._index = index if index is not None and "tokens" in index.needs else None
         self._cache: OrderedDict[bytes, list[int]] = OrderedDict()
         self.asked = self.failed = 0
 
     def wants(self, route: RouteRequest) -> bool:
         """Whether the answer could change where it goes."""
         return (
-            route.tokens is None
+            self._index is not None
+            and route.tokens is None
             and _LEAST_TOKENS <= route.prompt_tokens <= _MOST_TOKENS
             and len(self._registry) > 1
             and self._someone(route.model) is not None
@@ -66,11 +67,12 @@ class TokenSource:
         route.prompt_tokens = len(tokens)
 
     def _someone(self, model: str) -> Replica | None:
-        if not isinstance(self._exact, ExactIndex):
+        index = self._index
+        if index is None:
             return None
         for replica in self._registry.replicas:
             state = replica.state
-            if state.healthy and not state.draining and model in state.models and self._exact.knows(replica.name):
+            if state.healthy and not state.draining and model in state.models and index.knows(replica.name):
                 return replica
         return None
 

@@ -2,7 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
+
+Need = Literal["blocks", "text", "tokens"]
+"""A field of `RouteRequest` that takes work to fill in, done only where an index or a picker needs it."""
+NO_NEEDS: frozenset[Need] = frozenset()
 
 
 @dataclass(slots=True)
@@ -112,6 +116,9 @@ class NoReplica:
 
 
 class Filter(Protocol):
+    waits: bool
+    """Whether a request that it keeps from every replica waits for one, instead of being refused."""
+
     def keep(self, request: RouteRequest, replica: ReplicaState, now: float) -> bool: ...
 
 
@@ -122,6 +129,8 @@ class Scorer(Protocol):
 
 
 class Picker(Protocol):
+    needs: frozenset[Need]
+
     def pick(
         self, request: RouteRequest, scored: Sequence[tuple[float, ReplicaState]], now: float
     ) -> tuple[float, ReplicaState, str]: ...
@@ -130,9 +139,14 @@ class Picker(Protocol):
 
 
 class Index(Protocol):
-    """Who holds which prefix."""
+    """Which replica holds which prefix."""
+
+    needs: frozenset[Need]
 
     def hits(self, request: RouteRequest, now: float) -> Mapping[str, int]: ...
     def charged(self, request: RouteRequest) -> Sequence[float]: ...
     def chosen(self, request: RouteRequest, replica: str, now: float) -> None: ...
+    def knows(self, replica: str) -> bool:
+        """Whether the replica announces what it holds, so that a prompt's tokens find it."""
+
     def forget(self, replica: str) -> None: ...

@@ -8,6 +8,8 @@ from shoal.policy.routing.contracts import NoReplica, ReplicaState, RouteRequest
 class Serves:
     """The right model, role and pool, and not tried already."""
 
+    waits = False
+
     def keep(self, request: RouteRequest, replica: ReplicaState, now: float) -> bool:
         return (
             request.model in replica.models
@@ -19,7 +21,9 @@ class Serves:
 
 
 class Available:
-    """Those that may be asked at all."""
+    """Healthy, not draining, breaker closed, not ejected."""
+
+    waits = False
 
     def keep(self, request: RouteRequest, replica: ReplicaState, now: float) -> bool:
         return replica.available
@@ -33,6 +37,8 @@ def preferred(replicas: Sequence[ReplicaState]) -> list[ReplicaState]:
 
 class HasSlot:
     """Below its limit of requests in flight: an engine given everything at once runs out of memory."""
+
+    waits = True
 
     def keep(self, request: RouteRequest, replica: ReplicaState, now: float) -> bool:
         return replica.inflight < replica.max_inflight

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shoal.policy.batching.prefix import SEED, PrefixHasher, block_hash
-from shoal.policy.routing.contracts import RouteRequest
+from shoal.policy.routing.contracts import Need, RouteRequest
 from shoal.policy.routing.prefix import ApproximateIndex
 
 
@@ -28,6 +28,8 @@ class _Held:
 
 class ExactIndex:
     """Blocks held by replica, from `stored`, `removed` and `cleared`. Idempotent: a replay changes nothing."""
+
+    needs = frozenset[Need]({"blocks", "tokens"})
 
     def __init__(self, blocks_per_replica: int = 1_000_000) -> None:
         self._limit = blocks_per_replica
@@ -146,6 +148,8 @@ class CombinedIndex:
     `soon` seconds counts as held even where a replica announces.
     """
 
+    needs = frozenset[Need]({"blocks", "tokens"})
+
     def __init__(self, exact: ExactIndex, approximate: ApproximateIndex, soon_seconds: float = 2.0) -> None:
         self.exact = exact
         self.approximate = approximate
@@ -165,6 +169,10 @@ class CombinedIndex:
 
     def chosen(self, request: RouteRequest, replica: str, now: float) -> None:
         self.approximate.chosen(request, replica, now)
+
+    def knows(self, replica: str) -> bool:
+        """Whether the replica ever announced anything."""
+        return self.exact.knows(replica)
 
     def cleared(self, replica: str) -> None:
         """It says that it holds nothing."""

@@ -1,7 +1,7 @@
 """What a request would wait for, in seconds: the queue, its own prompt, decoding neighbours, memory."""
 
 from shoal.policy.routing.contracts import ReplicaState, RouteRequest
-from shoal.policy.routing.prefix import OTHERS
+from shoal.policy.routing.prefix import PREFILL_EXTERNALITY
 
 
 class Queue:
@@ -34,7 +34,7 @@ class Uncached:
 
 
 class Prefill:
-    """What computing the rest of its prompt costs it and those it delays (`prefix.OTHERS`).
+    """What computing the rest of its prompt costs it and those it delays (`prefix.PREFILL_EXTERNALITY`).
 
     What many prompts share is charged in part: to compute a shared prefix on one more replica is an investment of
     all that will use it there. Charged in full to the first, it would never be made, and one replica would get
@@ -49,9 +49,9 @@ class Prefill:
         if charged:
             held = min(len(charged) - 1, int(hit / request.block_tokens + 0.5))
             whole = (len(charged) - 1 - held) * request.block_tokens
-            cost = charged[held] + (request.prompt_tokens - hit - whole) * (1 + OTHERS)
+            cost = charged[held] + (request.prompt_tokens - hit - whole) * (1 + PREFILL_EXTERNALITY)
         else:
-            cost = (request.prompt_tokens - hit) * (1 + OTHERS)
+            cost = (request.prompt_tokens - hit) * (1 + PREFILL_EXTERNALITY)
         return max(1.0, cost) / replica.prefill_rate
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from shoal.policy.routing.contracts import ReplicaState, RouteRequest
+from shoal.policy.routing.contracts import NO_NEEDS, ReplicaState, RouteRequest
 from shoal.policy.routing.draws import Draws
 
 Scored = Sequence[tuple[float, ReplicaState]]
@@ -41,6 +41,8 @@ class Least:
     Scores are predictions: within `relative` of the best or `absolute` seconds they are the same.
     """
 
+    needs = NO_NEEDS
+
     def __init__(self, draws: Draws, relative: float = 0.05, absolute: float = 0.002) -> None:
         self._memory = _Memory(draws)
         self._relative = relative
@@ -60,6 +62,8 @@ class Least:
 
 class Softmax:
     """Sampled: each `temperature` seconds of delay make a replica e times less likely."""
+
+    needs = NO_NEEDS
 
     def __init__(self, draws: Draws, temperature: float) -> None:
         if not temperature > 0:
@@ -85,6 +89,8 @@ class Softmax:
 class RoundRobin:
     """Whoever was picked least recently, whatever the scores."""
 
+    needs = NO_NEEDS
+
     def __init__(self, draws: Draws) -> None:
         self._memory = _Memory(draws)
 
@@ -98,6 +104,8 @@ class RoundRobin:
 
 
 class Random:
+    needs = NO_NEEDS
+
     def __init__(self, draws: Draws) -> None:
         self._draws = draws
 
@@ -112,6 +120,8 @@ class Random:
 class PowerOfTwo:
     """The better of two drawn at random: nearly as good as the best of all, and never a herd (Mitzenmacher
     2001)."""
+
+    needs = NO_NEEDS
 
     def __init__(self, draws: Draws) -> None:
         self._draws = draws

@@ -8,9 +8,9 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
-from shoal.policy.routing.contracts import RouteRequest
+from shoal.policy.routing.contracts import Need, RouteRequest
 
-OTHERS = 2.0
+PREFILL_EXTERNALITY = 2.0
 """Seconds that others lose by a second of a prompt's computing.
 
 It delays whoever waits or decodes there, and takes KV from prefixes that others would have found. A router that
@@ -54,8 +54,9 @@ class Sharing:
     def charged(self, blocks: Sequence[bytes], block_tokens: float) -> Sequence[float]:
         """What the tokens from the i-th block on are charged, for i from 0 to all; empty if nothing is shared.
 
-        What is the prompt's own costs it and those it delays, `1 + OTHERS` times. What n share costs once, divided
-        by √n: not by n, for they don't all come here, and a burst would copy its prefixes everywhere at once.
+        What is the prompt's own costs it and those it delays, `1 + PREFILL_EXTERNALITY` times. What n share costs
+        once, divided by √n: not by n, for they don't all come here, and a burst would copy its prefixes everywhere
+        at once.
         """
         sharers, total, shared = 1, 0.0, False
         sums = [0.0]
@@ -63,7 +64,7 @@ class Sharing:
             # Of two that go on from a block, one is the end of an earlier turn.
             sharers = max(sharers, self._children.get(block, 0) - 1)
             shared = shared or sharers > 1
-            total += block_tokens * (1 + OTHERS) if sharers == 1 else block_tokens / math.sqrt(sharers)
+            total += block_tokens * (1 + PREFILL_EXTERNALITY) if sharers == 1 else block_tokens / math.sqrt(sharers)
             sums.append(total)
         sums.reverse()
         return sums if shared else ()
@@ -74,6 +75,8 @@ class Sharing:
 
 class ApproximateIndex:
     """Block hash → replicas, from `chosen` calls."""
+
+    needs = frozenset[Need]({"blocks"})
 
     def __init__(self, blocks_per_replica: int = 32_768, ttl_seconds: float = 600.0) -> None:
         if blocks_per_replica < 1:
@@ -123,6 +126,10 @@ class ApproximateIndex:
             if at >= oldest:
                 break
             del held[block]
+
+    def knows(self, replica: str) -> bool:
+        """Never: it remembers decisions."""
+        return False
 
     def forget(self, replica: str) -> None:
         """It restarted, was reset, or left."""

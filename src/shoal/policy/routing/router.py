@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from shoal.policy.routing.contracts import (
+    NO_NEEDS,
     Decision,
     Filter,
     Index,
@@ -60,15 +61,15 @@ class Router:
         self.index = index
         self._scorers = tuple(scorers)
         self._picker = picker
-        self.wants_blocks = index is not None
-        """Whether `RouteRequest.blocks` are looked at."""
-        self.wants_text = isinstance(picker, CacheAware)
-        self.wants_tokens = isinstance(index, ExactIndex | CombinedIndex)
-        self._filters = tuple(filters) if filters is not None else (Serves(), Available(), HasSlot())
+        self.needs = picker.needs | (index.needs if index is not None else NO_NEEDS)
+        """What has to be filled in of a `RouteRequest`."""
+        filters = filters if filters is not None else (Serves(), Available(), HasSlot())
+        self._able = tuple(one for one in filters if not one.waits)
+        self._free = tuple(one for one in filters if one.waits)
 
     def route(self, request: RouteRequest, replicas: Sequence[ReplicaState], now: float) -> Decision | NoReplica:
         """The replica for it, or why there is none. A decision counts as taken: the index and ties remember it."""
-        kept = self._kept(self._filters, request, replicas, now)
+        kept = _kept(self._free, request, self._who_could(request, replicas, now), now)
         if not kept:
             return why_none(request, replicas)
         if self.index is not None:
@@ -85,7 +86,7 @@ class Router:
 
         Slots are not looked at: what waits for one waits longer than this.
         """
-        able = self._kept(self._filters[:2], request, replicas, now)
+        able = self._who_could(request, replicas, now)
         if not able:
             return None
         if self.index is not None:
@@ -98,16 +99,10 @@ class Router:
         if self.index is not None:
             self.index.forget(replica)
 
-    @staticmethod
-    def _kept(
-        filters: Sequence[Filter], request: RouteRequest, replicas: Sequence[ReplicaState], now: float
-    ) -> list[ReplicaState]:
-        kept = list(replicas)
-        for one in filters:
-            kept = [r for r in kept if one.keep(request, r, now)]
-            if isinstance(one, Available) and len(kept) > 1:
-                kept = preferred(kept)
-        return kept
+    def _who_could(self, request: RouteRequest, replicas: Sequence[ReplicaState], now: float) -> list[ReplicaState]:
+        """Return those that could take it once they have a slot; fallbacks only where nobody else could."""
+        able = _kept(self._able, request, replicas, now)
+        return preferred(able) if len(able) > 1 else able
 
     @staticmethod
     def _ttft(request: RouteRequest, replica: ReplicaState, now: float) -> float:
@@ -130,6 +125,15 @@ class Router:
             predicted_delay=score,
             reason=f"{self.name}: {why} ({of} able){about}{'; ' if parts else ''}{' + '.join(parts)}",
         )
+
+
+def _kept(
+    filters: Sequence[Filter], request: RouteRequest, replicas: Sequence[ReplicaState], now: float
+) -> list[ReplicaState]:
+    kept = list(replicas)
+    for one in filters:
+        kept = [r for r in kept if one.keep(request, r, now)]
+    return kept
 
 
 # What delays a first token does so whatever a policy looks at.

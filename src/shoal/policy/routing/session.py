@@ -9,7 +9,7 @@ goes moves only its own sessions. One whose load exceeds `bound` times the mean 
 import hashlib
 import math
 
-from shoal.policy.routing.contracts import RouteRequest
+from shoal.policy.routing.contracts import NO_NEEDS, RouteRequest
 from shoal.policy.routing.draws import Draws
 from shoal.policy.routing.pickers import Least, Picked, Scored
 
@@ -23,6 +23,8 @@ def _score(session: str, replica: str) -> int:
 
 class SessionAffinity:
     """A picker. Requests without a session go where the score is least: hashing nothing would send all to one."""
+
+    needs = NO_NEEDS
 
     def __init__(self, draws: Draws, bound: float = 1.25) -> None:
         if not bound > 1:

@@ -5,7 +5,7 @@ Not recommended: it weighs nothing in time, and switches between two modes at th
 
 from collections.abc import Sequence
 
-from shoal.policy.routing.contracts import ReplicaState, RouteRequest
+from shoal.policy.routing.contracts import Need, ReplicaState, RouteRequest
 from shoal.policy.routing.draws import Draws
 from shoal.policy.routing.pickers import Least, Picked, Scored
 
@@ -119,6 +119,8 @@ class TextTree:
 class CacheAware:
     """A picker: least load when loads differ by more than `absolute` requests and by more than `relative` times,
     else the longest match if it covers more than `threshold` of the prompt, else least load."""
+
+    needs = frozenset[Need]({"text"})
 
     def __init__(self, draws: Draws, threshold: float = 0.5, absolute: int = 32, relative: float = 1.1) -> None:
         self._tree = TextTree()

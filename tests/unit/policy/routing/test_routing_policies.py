@@ -235,3 +235,38 @@ def test_the_text_tree_finds_the_longest_match(prompts: list[str], asked: str) -
 
     _, length = tree.match(asked, [f"r{i}" for i in range(len(prompts))])
     assert length == max(shared(asked, prompt) for prompt in prompts)
+
+
+@pytest.mark.parametrize(
+    ("policy", "needs"),
+    [
+        ("round_robin", set()),
+        ("cache_aware", {"text"}),
+        ("prefix", {"blocks"}),
+        ("kv", {"blocks", "tokens"}),
+        ("default", {"blocks", "tokens"}),
+    ],
+)
+def test_a_policy_declares_what_it_reads_of_a_request(policy: str, needs: set[str]) -> None:
+    assert build_router(RouterConfig(policy=policy)).needs == needs
+
+
+def test_a_prediction_looks_beyond_full_slots_but_not_beyond_any_other_filter() -> None:
+    router = build_router()
+    full, down = (
+        ReplicaState("a", frozenset({"m"}), inflight=1, max_inflight=1),
+        ReplicaState("b", frozenset({"m"})),
+    )
+    down.healthy = False
+    asked = RouteRequest("x", "m", 100)
+    assert isinstance(router.route(asked, [full, down], 0.0), NoReplica)
+    assert router.predict(asked, [full, down], 0.0) is not None
+    assert router.predict(asked, [down], 0.0) is None
+
+
+def test_a_busy_replica_is_waited_for_though_a_fallback_is_free() -> None:
+    busy = ReplicaState("a", frozenset({"m"}), inflight=1, max_inflight=1)
+    fallback = ReplicaState("b", frozenset({"m"}), fallback=1)
+    answer = build_router().route(RouteRequest("x", "m", 100), [busy, fallback], 0.0)
+    assert isinstance(answer, NoReplica)
+    assert answer.kind == "busy"
