@@ -123,3 +123,20 @@ def compiler_arguments() -> list[str]:
             found: list[str] = ast.literal_eval(node.value.orelse)
             return found
     raise AssertionError("setup.py has no KERNEL_ARGUMENTS")
+
+
+def test_the_files_to_read_are_as_long_as_the_page_says() -> None:
+    page = (ROOT / "docs" / "reading.md").read_text()
+    rows = re.findall(r"^\| \d+ \| `((?:src|csrc)/[^`]+)` \| (\d+) \|", page, re.MULTILINE)
+    assert len(rows) == 12
+    lengths = {path: len((ROOT / path).read_text().splitlines()) for path, _ in rows}
+    wrong = {path: lengths[path] for path, lines in rows if abs(lengths[path] - int(lines)) > 0.2 * lengths[path]}
+    assert not wrong
+
+
+def test_every_file_that_the_page_names_exists() -> None:
+    page = (ROOT / "docs" / "reading.md").read_text()
+    named = set(re.findall(r"`([\w./]+\.(?:py|inc|cpp))`", page))
+    missing = [n for n in named if not any((ROOT / folder / n).is_file() for folder in (".", "src/shoal"))]
+    assert len(named) > 20
+    assert not missing
