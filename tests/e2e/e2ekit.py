@@ -17,7 +17,7 @@ import httpx
 from shoal.engine.options import EngineOptions
 from shoal.http.listening import bind, url_of
 from shoal.server.lifecycle import Replica
-from shoal.server.state import ServerOptions
+from shoal.server.options import ServerOptions
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"

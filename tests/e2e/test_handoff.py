@@ -17,7 +17,7 @@ from shoal.engine.handoff.exporter import Exporter
 from shoal.engine.handoff.params import KvTransferParams, genuine, signed
 from shoal.engine.handoff.wire import HEADER_LIMIT, Fetch, Taken, Wanted, encode
 from shoal.engine.options import EngineOptions
-from shoal.server.state import ServerOptions
+from shoal.server.options import ServerOptions
 
 KEY = "shared by both"
 PROMPT = "The hand-off of keys and values from one replica to another. " * 5

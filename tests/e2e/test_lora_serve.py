@@ -15,7 +15,7 @@ from e2ekit import Running, running, serve_process
 from safetensors.torch import save_file
 
 from shoal.engine.options import EngineOptions, LoraModule
-from shoal.server.state import ServerOptions
+from shoal.server.options import ServerOptions
 
 ASK = {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 

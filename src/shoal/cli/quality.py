@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from shoal.cli.console import stdout_console
+from shoal.cli.options import options_of, struct_of
+from shoal.engine.options import EngineOptions
 
 if TYPE_CHECKING:
     from shoal.engine.quality import Quality
 
+_OPTIONS = ("dtype", "kv_dtype", "quantize", "threads", "cache_dir", "offline")
 
+
+@options_of(EngineOptions, only=_OPTIONS)
 def quality(
     model: Annotated[
         str, typer.Argument(help="Catalog name, directory, GGUF file, hub id or object-store URL.")
     ] = "smollm2-135m",
-    quantize: Annotated[str | None, typer.Option(help="int8 or int4.")] = None,
-    kv_dtype: Annotated[str, typer.Option(help="How keys and values are kept: auto or int8.")] = "auto",
-    dtype: Annotated[
-        str, typer.Option(help="What the quantized model computes in: auto, float32, bfloat16.")
-    ] = "auto",
     text: Annotated[
         Path | None,
         typer.Option(help="UTF-8 text to measure on, an empty line between passages; default: built-in prose."),
@@ -43,35 +43,24 @@ def quality(
         typer.Option(min=0, max=100, help="Percent of positions whose likeliest token stays; less fails."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    threads: Annotated[int | None, typer.Option(min=1, help="Compute threads.")] = None,
-    cache_dir: Annotated[str | None, typer.Option(help="Where models are kept.")] = None,
-    offline: Annotated[bool, typer.Option(help="Never use the network.")] = False,
+    **options: Any,
 ) -> None:
     """Compare a quantized model's output distributions with the full-precision model's, over many prompts."""
     import msgspec
     import torch
 
     from shoal.engine.machine import usable_cores
-    from shoal.engine.options import EngineOptions
     from shoal.engine.quality import Bounds, measure
     from shoal.engine.quality_text import passages
 
-    options = EngineOptions(
-        model=model,
-        quantize=quantize,  # type: ignore[arg-type]  # checked by validate, as are the next two
-        kv_dtype=kv_dtype,  # type: ignore[arg-type]
-        dtype=dtype,  # type: ignore[arg-type]
-        threads=threads,
-        cache_dir=cache_dir,
-        offline=offline,
-    )
-    options.validate()
-    torch.set_num_threads(threads or usable_cores())
+    engine = struct_of(EngineOptions, options, model=model)
+    engine.validate()
+    torch.set_num_threads(engine.threads or usable_cores())
     texts = passages() if text is None else _read(text)
     console = Console(highlight=False, stderr=True)
     with console.status(f"Loading {model} …") as status:
         found = measure(
-            options, texts, length, prompts, lambda done: status.update(f"{done} prompts of {length} tokens")
+            engine, texts, length, prompts, lambda done: status.update(f"{done} prompts of {length} tokens")
         )
     bounds = Bounds(
         perplexity_increase=_share(max_perplexity_increase),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from shoal.specs.errors import SpecError
+from shoal.specs.option import option_fields
 
 if TYPE_CHECKING:
     from shoal.fleet.config import FleetConfig
@@ -23,7 +24,6 @@ _ELSEWHERE = {
     "served_name": "pools[].served_name",
     "threads": "pools[].threads",
     "cors_origin": "listen.cors_origins",
-    "lora": "pools[].options.loras",
 }
 _SOURCES = frozenset({"COMMANDLINE", "ENVIRONMENT"})
 
@@ -68,8 +68,9 @@ def _place(name: str) -> str:
         return _ELSEWHERE[name]
     if name in Layout.__struct_fields__:
         return f"pools[].layout.{name}"
-    if name in EngineOptions.__struct_fields__:
-        return f"pools[].options.{name}"
+    for field in option_fields(EngineOptions).values():
+        if field.parameter == name:
+            return f"pools[].options.{field.name}"
     return "a field described in docs/fleet-config.md"
 
 

@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     from shoal.engine.options import EngineOptions
     from shoal.fleet.config import FleetConfig, Pool
     from shoal.fleet.service import FleetService
-    from shoal.server.state import ServerOptions
-
-_PER_POOL = frozenset({"model", "served_name", "threads", "tp", "pp", "dp", "cp", "ep"})
-"""Of EngineOptions: said of a pool itself."""
+    from shoal.server.options import ServerOptions
 
 
 def serve_copies(
@@ -37,11 +34,12 @@ def serve_copies(
 ) -> None:
     """A fleet of equal replicas, from the command line alone."""
     from shoal.fleet.config import FleetConfig, Layout, Listen, Pool, SupervisorConfig
+    from shoal.fleet.config_checks import POOL_FIELDS
     from shoal.fleet.gateway import GatewayConfig
 
     options = msgspec.to_builtins(engine)
     defaults = msgspec.to_builtins(type(engine)(model=engine.model))
-    changed = {k: v for k, v in options.items() if v != defaults[k] and k not in _PER_POOL}
+    changed = {k: v for k, v in options.items() if v != defaults[k] and k not in POOL_FIELDS}
     name = engine.served_name or engine.model
     config = FleetConfig(
         pools=(

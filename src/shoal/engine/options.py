@@ -3,25 +3,22 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from types import MappingProxyType
+from typing import Annotated, Literal
 
 import msgspec
 
 from shoal.engine.errors import InvalidOption
 from shoal.specs.errors import SpecError
 from shoal.specs.layout import Layout
+from shoal.specs.option import Option, option_fields
 
-DTYPES = ("auto", "float32", "bfloat16")
-KV_DTYPES = ("auto", "int8")
-GENERATION_CONFIGS = ("auto", "none")
-SCHEMES = ("int8", "int4")
-COLLECTIVES = ("auto", "shm", "gloo", "nccl")
-REASONING = ("auto", "none")
 MAX_RANKS = 4096
 _HUB_ID = re.compile(r"([\w.-]+/[\w.-]+)(?:[:@].*)?")
 _SHARD = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 _TRANSFER = re.compile(r"^tcp://[^/\s:]+:(\d{1,5})$")
 _NAME = re.compile(r"^[^\s=]{1,256}$")
+_MEMORY_UNITS = MappingProxyType({"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40})
 _EVENTS = re.compile(r"^tcp://[^/\s:]+:[1-9]\d{0,4}$")
 
 
@@ -33,9 +30,27 @@ class LoraModule(msgspec.Struct, frozen=True):
     path: str
     """A directory in PEFT's format: adapter_config.json and adapter_model.safetensors."""
 
+    @classmethod
+    def parse(cls, text: str) -> "LoraModule":
+        """Of `name=directory`; what is missing, `EngineOptions.validate` says."""
+        name, _, path = text.partition("=")
+        return cls(name, path)
+
+
+def parse_memory(text: str) -> int:
+    """Return the bytes of `512M`, `2G`, `1.5GiB` or plain bytes. Raises `InvalidOption`."""
+    cleaned = text.strip().upper().removesuffix("B").removesuffix("I")
+    unit = cleaned[-1:] if cleaned[-1:] in ("K", "M", "G", "T") else ""
+    try:
+        return int(float(cleaned.removesuffix(unit)) * _MEMORY_UNITS[unit])
+    except (ValueError, OverflowError):
+        raise InvalidOption("kv_memory", text, "bytes, or a number with K, M, G or T, such as 512M") from None
+
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of one replica; `validate` refuses what cannot work, by field.
+
+    `shoal serve`'s options and the table in docs/fleet-config.md are made of these fields.
 
     Memory for keys and values comes from `num_blocks`, else `kv_memory` (bytes), else a share of what is free.
     """
@@ -44,74 +59,112 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Catalog name, directory, GGUF file, hub id or object-store URL (see engine.sources)."""
     served_name: str | None = None
     """The name clients use; default: the model reference's last part."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Compute dtype. `auto`: float32 on a CPU (bf16 has no fast path there), the checkpoint's own elsewhere."""
-    kv_dtype: Literal["auto", "int8"] = "auto"
-    """How keys and values are kept. `auto`: in the compute dtype; `int8`: in ±127 steps of a scale a token and
-    head, a quarter of float32's memory, at a small loss (docs/quantization.md)."""
-    quantize: Literal["int8", "int4"] | None = None
-    """Hold matrices in fewer bits than the checkpoint has them in (docs/quantization.md); on a CPU."""
-    reasoning: Literal["auto", "none"] = "auto"
-    """`auto`: a model's reasoning is a field of its own in chat answers. `none`: it stays in the content."""
-    loras: tuple[LoraModule, ...] = ()
-    """LoRA adapters, loaded at start-up (docs/lora.md)."""
-    device: str = "cpu"
-    block_size: int = 16
-    """Tokens of KV a block."""
-    num_blocks: int | None = None
-    kv_memory: int | None = None
-    kv_share: float | None = None
-    """Of the memory that is free once the weights are loaded, where neither of the two above is given."""
-    max_model_len: int | None = None
-    """Longest prompt plus output; default: the model's own limit, or what the KV memory holds."""
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
-    """Token budget of a step: prefill chunks and decode rows together."""
-    prefill_chunk: int | None = None
-    """Rows of one sequence in one step at most; default: the whole budget."""
-    prefix_caching: bool = True
-    chat_template: str | None = None
-    """File with a Jinja template, in place of the model's own."""
-    generation_config: Literal["auto", "none"] = "auto"
-    """`auto`: temperature, top_k, top_p, min_p, repetition_penalty and max_new_tokens that the model recommends
-    apply where a request is silent. `none`: they don't."""
-    seed: int | None = None
-    """Seeds requests that bring none (seed, seed + 1, …), so that a whole run can be repeated. None: at random."""
-    threads: int | None = None
-    """Compute threads of a rank; default: the cores this process may use."""
-    cache_dir: str | None = None
-    offline: bool = False
-    kv_events: str | None = None
-    """`tcp://host:port` to publish KV events at (see engine.kv.publisher); replays are on the port after it."""
-    kv_transfer: str | None = None
-    """`tcp://host:port` to offer the KV of prompts at, for replicas that decode them, and leave to take such offers
-    of others. Port 0: any free one. None: neither."""
-    step_timeout: float = 300.0
-    """Seconds after which a step that has not come back is a dead rank."""
-    tp: int = 1
-    """Tensor parallel: ranks that every matrix is cut over."""
-    pp: int = 1
-    """Pipeline stages of contiguous layers."""
-    dp: int = 1
-    """Data-parallel lanes within the replica, each with its own scheduler and KV memory."""
-    cp: int = 1
-    """Context parallel: ranks that every sequence is striped over."""
-    ep: int = 1
-    """Groups of ranks that share out the experts; regroups dp·cp·tp. Alone, it means as many lanes."""
-    spare_experts: int = 0
-    """Slots a rank and layer, beyond those its share of the experts fills, for replicas of hot experts."""
-    balance_steps: int | None = None
-    """Steps after which the load of experts is looked at, and experts move if that evens it out. None: never."""
-    collectives: Literal["auto", "shm", "gloo", "nccl"] = "auto"
-    """How ranks talk. `auto`: NCCL on GPUs, shared memory on this host's CPU, Gloo otherwise."""
-    overlap: Literal["auto", "on", "off"] = "auto"
-    """With ep: whether experts' rows travel in two halves, one under way while the other is computed. `auto`: where
-    a measurement at start-up says that it is faster, never over shared memory."""
-    rank_timeout: float = 5.0
-    """Seconds after which a rank that is stopped, or that others wait for, counts as failed."""
-    rendezvous: Literal["local", "env"] = "local"
-    """`local`: ranks are started here. `env`: by a launcher that sets MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE
-    (as torchrun does), on one host or several; rank 0 serves."""
+    chat_template: Annotated[
+        str | None, Option("File with a Jinja chat template, in place of the model's own.")
+    ] = None
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], Option("Compute dtype: {choices}.")] = "auto"
+    """`auto`: float32 on a CPU (bf16 has no fast path there), the checkpoint's own elsewhere."""
+    kv_dtype: Annotated[Literal["auto", "int8"], Option("How keys and values are kept: {choices}.")] = "auto"
+    """`auto`: in the compute dtype. `int8`: 8-bit values with one scale per token and head, a quarter of float32's
+    memory, at a small loss (docs/quantization.md)."""
+    quantize: Annotated[
+        Literal["int8", "int4"] | None,
+        Option("Hold the weights in fewer bits: {choices} (docs/quantization.md)."),
+    ] = None
+    """On a CPU only."""
+    loras: Annotated[
+        tuple[LoraModule, ...],
+        Option(
+            "A LoRA adapter that requests choose by model name; repeatable (docs/lora.md).",
+            name="lora",
+            metavar="NAME=DIR",
+            parse=LoraModule.parse,
+        ),
+    ] = ()
+    reasoning: Annotated[
+        Literal["auto", "none"],
+        Option("auto: a model's reasoning is a field of its own; none: it stays in the content."),
+    ] = "auto"
+    device: Annotated[str, Option("cpu, cuda, …")] = "cpu"
+    kv_memory: Annotated[
+        int | None, Option("Memory for keys and values, e.g. 512M or 2G.", minimum=1, parse=parse_memory)
+    ] = None
+    """Bytes."""
+    kv_share: Annotated[
+        float | None,
+        Option("Share of the memory that is free once the weights are loaded, for KV.", on_command_line=False),
+    ] = None
+    """Where neither `kv_memory` nor `num_blocks` is given."""
+    num_blocks: Annotated[int | None, Option("KV blocks, instead of --kv-memory.", minimum=2)] = None
+    block_size: Annotated[int, Option("Tokens per KV block.")] = 16
+    max_model_len: Annotated[int | None, Option("Longest prompt plus output, in tokens.", minimum=2)] = None
+    """Default: the model's own limit, or what the KV memory holds."""
+    max_num_seqs: Annotated[int, Option("Most sequences in one step.", minimum=1)] = 64
+    max_num_batched_tokens: Annotated[int, Option("Token budget of a step.", minimum=1)] = 512
+    """Prefill chunks and decode rows together."""
+    prefill_chunk: Annotated[
+        int | None,
+        Option("Most rows of one sequence in one step; default: the budget.", minimum=1, on_command_line=False),
+    ] = None
+    prefix_caching: Annotated[bool, Option("Reuse KV of shared prefixes.")] = True
+    tp: Annotated[int, Option("Ranks that share every layer (tensor parallel).", minimum=1)] = 1
+    pp: Annotated[int, Option("Ranks that hold consecutive layers (pipeline parallel).", minimum=1)] = 1
+    cp: Annotated[int, Option("Ranks that share a sequence (context parallel).", minimum=1)] = 1
+    dp: Annotated[int, Option("Lanes that serve different requests in one replica.", minimum=1)] = 1
+    """Data parallel: each lane has its own scheduler and KV memory."""
+    ep: Annotated[int, Option("Ranks that share the experts (expert parallel).", minimum=1)] = 1
+    """Regroups dp·cp·tp. Alone, it means as many lanes."""
+    spare_experts: Annotated[
+        int, Option("With --ep: slots per rank and layer for replicas of hot experts.", minimum=0)
+    ] = 0
+    """Beyond the slots that a rank's share of the experts fills."""
+    balance_steps: Annotated[
+        int | None,
+        Option("With --ep: steps after which experts may move to even out the load.", minimum=1),
+    ] = None
+    """None: never."""
+    collectives: Annotated[Literal["auto", "shm", "gloo", "nccl"], Option("How ranks talk: {choices}.")] = "auto"
+    """`auto`: NCCL on GPUs, shared memory on this host's CPU, Gloo otherwise."""
+    overlap: Annotated[
+        Literal["auto", "on", "off"],
+        Option("With --ep: whether rows travel while others are computed: {choices}."),
+    ] = "auto"
+    """`on`: experts' rows travel in two halves, one under way while the other is computed. `auto`: where a
+    measurement at start-up says that it is faster, never over shared memory."""
+    rank_timeout: Annotated[float, Option("Seconds after which a silent or late rank has failed.")] = 5.0
+    step_timeout: Annotated[
+        float,
+        Option("Seconds after which a step that has not come back is a dead rank.", on_command_line=False),
+    ] = 300.0
+    rendezvous: Annotated[
+        Literal["local", "env"],
+        Option("local: ranks are started here. env: by a launcher, such as torchrun, on any hosts."),
+    ] = "local"
+    """`env`: the launcher sets MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE; rank 0 serves."""
+    seed: Annotated[int | None, Option("Makes requests that bring no seed repeatable.")] = None
+    """Requests without a seed get seed, seed + 1, …. None: at random."""
+    threads: Annotated[int | None, Option("Compute threads.", minimum=1)] = None
+    """Of one rank; default: the cores this process may use."""
+    generation_config: Annotated[
+        Literal["auto", "none"],
+        Option("auto: the model's own sampling defaults where a request is silent; none: not."),
+    ] = "auto"
+    """Those of temperature, top_k, top_p, min_p, repetition_penalty and max_new_tokens."""
+    cache_dir: Annotated[str | None, Option("Where models are kept.")] = None
+    offline: Annotated[bool, Option("Never use the network.")] = False
+    kv_events: Annotated[
+        str | None,
+        Option("tcp://host:port to publish KV events at; replays are on the port after it.", on_command_line=False),
+    ] = None
+    """See engine.kv.publisher."""
+    kv_transfer: Annotated[
+        str | None,
+        Option(
+            "tcp://host:port to offer the KV of prompts at, for replicas that decode them; port 0: any free one.",
+            on_command_line=False,
+        ),
+    ] = None
+    """Also leave to take such offers of others. None: neither."""
 
     @property
     def layout(self) -> Layout:
@@ -132,40 +185,35 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def validate(self) -> None:
         """Raise `InvalidOption` for the first field that cannot work."""
+        self._validate_bounds()
         self._validate_ranks()
         if not self.model:
             raise InvalidOption("model", self.model, "a catalog name, path, hub id or URL")
-        if self.generation_config not in GENERATION_CONFIGS:
-            raise InvalidOption("generation_config", self.generation_config, "auto or none")
-        if self.dtype not in DTYPES:
-            raise InvalidOption("dtype", self.dtype, "one of " + ", ".join(DTYPES))
-        if self.kv_dtype not in KV_DTYPES:
-            raise InvalidOption("kv_dtype", self.kv_dtype, "one of " + ", ".join(KV_DTYPES))
-        if self.quantize is not None and self.quantize not in SCHEMES:
-            raise InvalidOption("quantize", self.quantize, "one of " + ", ".join(SCHEMES))
         if self.quantize is not None and self.device != "cpu":
             raise InvalidOption("quantize", self.quantize, f"the device cpu; kernels for {self.device} are missing")
         self._validate_loras()
         if self.block_size not in (1, 2, 4, 8, 16, 32, 64, 128, 256):
             raise InvalidOption("block_size", self.block_size, "a power of two from 1 to 256")
-        _at_least("num_blocks", self.num_blocks, 2)
-        _at_least("kv_memory", self.kv_memory, 1)
         if self.kv_share is not None and not 0 < self.kv_share <= 1:
             raise InvalidOption("kv_share", self.kv_share, "a share above 0 and up to 1")
         if self.kv_events is not None and not _EVENTS.match(self.kv_events):
             raise InvalidOption("kv_events", self.kv_events, "tcp://host:port with a port from 1 to 65534")
         self._validate_transfer()
-        _at_least("max_model_len", self.max_model_len, 2)
-        _at_least("max_num_seqs", self.max_num_seqs, 1)
-        _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
-        _at_least("prefill_chunk", self.prefill_chunk, 1)
-        _at_least("threads", self.threads, 1)
         if not self.step_timeout > 0:
             raise InvalidOption("step_timeout", self.step_timeout, "seconds > 0")
-        if self.reasoning not in REASONING:
-            raise InvalidOption("reasoning", self.reasoning, "one of " + ", ".join(REASONING))
         if self.num_blocks is not None and self.kv_memory is not None:
             raise InvalidOption("kv_memory", self.kv_memory, "either num_blocks or kv_memory, not both")
+
+    def _validate_bounds(self) -> None:
+        """Check choices and minimums as the fields themselves state them."""
+        for name, field in option_fields(type(self)).items():
+            value, minimum = getattr(self, name), field.option.minimum
+            if value is None:
+                continue
+            if field.choices and value not in field.choices:
+                raise InvalidOption(name, value, "one of " + ", ".join(field.choices))
+            if minimum is not None and (type(value) is not int or value < minimum):
+                raise InvalidOption(name, value, f"an integer >= {minimum}")
 
     def _validate_loras(self) -> None:
         names = [self.served_name]
@@ -190,27 +238,16 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def _validate_ranks(self) -> None:
         layout = self.layout
-        if self.spare_experts < 0 or (self.spare_experts and layout.ep == 1):
+        if self.spare_experts and layout.ep == 1:
             raise InvalidOption("spare_experts", self.spare_experts, "0, or with ep > 1 a whole number of slots")
-        if self.balance_steps is not None and (self.balance_steps < 1 or layout.ep == 1):
+        if self.balance_steps is not None and layout.ep == 1:
             raise InvalidOption("balance_steps", self.balance_steps, "with ep > 1, a whole number of steps >= 1")
-        if self.collectives not in COLLECTIVES:
-            raise InvalidOption("collectives", self.collectives, "one of " + ", ".join(COLLECTIVES))
-        if self.overlap not in ("auto", "on", "off"):
-            raise InvalidOption("overlap", self.overlap, "auto, on or off")
         if self.collectives == "nccl" and not self.device.startswith("cuda"):
             raise InvalidOption("collectives", self.collectives, f"shm or gloo with device {self.device}")
         if self.collectives == "shm" and (self.rendezvous == "env" or self.device != "cpu"):
             raise InvalidOption("collectives", self.collectives, "gloo or nccl: shm is for ranks of one host's CPU")
         if not self.rank_timeout > 0:
             raise InvalidOption("rank_timeout", self.rank_timeout, "seconds > 0")
-        if self.rendezvous not in ("local", "env"):
-            raise InvalidOption("rendezvous", self.rendezvous, "local or env")
-
-
-def _at_least(field: str, value: int | None, least: int) -> None:
-    if value is not None and value < least:
-        raise InvalidOption(field, value, f"an integer >= {least}")
 
 
 def served_names(model: str, given: Sequence[str] = ()) -> tuple[str, ...]:

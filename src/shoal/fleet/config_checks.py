@@ -11,7 +11,10 @@ from shoal.engine.options import EngineOptions
 from shoal.fleet.config import ConfigError, FleetConfig, Pool, SharedConfig
 from shoal.fleet.config_errors import check_known, convert
 from shoal.fleet.weights import weights_of
+from shoal.specs.layout import AXES
 
+POOL_FIELDS = frozenset({"model", "served_name", "threads", *AXES})
+"""Of `EngineOptions`: said of a pool itself, and so not among its `options`."""
 _LARGEST = 1e12
 _ABOVE_ZERO = frozenset(
     [
@@ -40,9 +43,9 @@ _ABOVE_ZERO = frozenset(
 
 def engine_options(pool: Pool) -> EngineOptions:
     """The options of one of Shoal's own replicas. Raises `ConfigError`."""
-    layout = {axis: getattr(pool.layout, axis) for axis in ("tp", "pp", "dp", "cp", "ep")}
+    layout: dict[str, object] = {axis: getattr(pool.layout, axis) for axis in AXES}
     fixed = {"model": pool.model, "served_name": pool.models[0], "threads": pool.threads, **layout}
-    check_known(pool.options, {f for f in EngineOptions.__struct_fields__ if f not in fixed}, "options")
+    check_known(pool.options, set(EngineOptions.__struct_fields__) - POOL_FIELDS, "options")
     options: EngineOptions = convert({**fixed, **pool.options}, EngineOptions, "options")
     try:
         options.validate()

@@ -23,7 +23,8 @@ from shoal.engine.pooling.engine import PoolingEngine, open_pooling
 from shoal.http.serving import LAST_WORDS_SECONDS, serve_while
 from shoal.http.work_threads import spare_the_collector, use_work_threads
 from shoal.server.app import build_app
-from shoal.server.state import ServerOptions, ServerState
+from shoal.server.options import ServerOptions
+from shoal.server.state import ServerState
 
 log = logging.getLogger("shoal.server")
 

@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-import msgspec
-
 from shoal.engine.handoff.params import KvTransferParams
 from shoal.engine.outputs import EngineStats, RequestOutput
 from shoal.engine.request import EngineRequest
@@ -15,6 +13,7 @@ from shoal.engine.text.reasoning import ReasoningMode
 from shoal.engine.text.tokenizer import Tokenizer
 from shoal.http.errors import ApiError, unavailable
 from shoal.server.metrics import ServerMetrics
+from shoal.server.options import ServerOptions
 from shoal.server.responses.store import ResponseStore
 from shoal.specs.model import ModelSpec
 
@@ -64,33 +63,6 @@ class Engine(Protocol):
 
     def stream(self, request: EngineRequest) -> AsyncGenerator[RequestOutput, None]:
         """Its outputs as they come; closing the generator aborts it."""
-
-
-class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How the endpoint listens and what it bears."""
-
-    host: str = "127.0.0.1"
-    """Loopback by default: whoever wants the network says so."""
-    port: int = 8000
-    """0: any free port, printed when ready."""
-    api_key: str | None = None
-    kv_key: str | None = None
-    """What replicas that hand KV to each other share; needed with the engine's `kv_transfer`."""
-    max_body_bytes: int = 16 * 1024 * 1024
-    body_seconds: float = 60.0
-    """A body must have arrived within this."""
-    drain_seconds: float = 30.0
-    """Requests in flight get this long to end when the server is told to stop."""
-    heartbeat_seconds: float = 10.0
-    """A stream that is silent for so long gets a comment, so that no proxy takes it for dead; 0: never."""
-    access_log: bool = False
-    aliases: tuple[str, ...] = ()
-    """Further names that clients may use for the model."""
-    cors_origins: tuple[str, ...] = ()
-    """Origins of web pages that may call the API from a browser; `*`: all."""
-
-    def __repr__(self) -> str:
-        return f"ServerOptions(host={self.host!r}, port={self.port}, api_key={'set' if self.api_key else 'none'})"
 
 
 class ServerState:

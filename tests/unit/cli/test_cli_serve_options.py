@@ -6,13 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import pytest
 import typer
 
 from shoal.cli import serve as module
 from shoal.cli import serve_fleet
 from shoal.cli.serve_config import NOT_OF_THE_FLEET
-from shoal.fleet.config import FleetConfig
+from shoal.engine.errors import InvalidOption
+from shoal.fleet.config import FleetConfig, Pool
+from shoal.policy.routing import RouterConfig
+from shoal.server.options import ServerOptions
 from shoal.specs.errors import SpecError
 
 app = typer.Typer(add_completion=False)
@@ -140,6 +144,42 @@ def test_a_key_of_the_command_line_joins_those_of_the_file(run: Run, tmp_path: P
         ("team", ("generate",)),
         ("command-line", ("generate", "observe")),
     ]
+
+
+def test_without_options_the_structs_say_what_is_served(run: Run) -> None:
+    """Of a replica and, for what both have, of a fleet described by a file."""
+    (pool,) = run("m", "--check")[0].pools
+    assert (pool.options, pool.threads, pool.layout.label()) == ({}, None, Pool(name="p", model="m").layout.label())
+    config, server = run("m", "--check")[0], ServerOptions()
+    of_a_file = FleetConfig(pools=(pool,))
+    assert config == msgspec.structs.replace(of_a_file, router=config.router)
+    assert config.router == RouterConfig()
+    listen, gateway = of_a_file.listen, of_a_file.gateway
+    assert (listen.host, listen.port, listen.cors_origins) == (server.host, server.port, server.cors_origins)
+    assert (gateway.max_body_bytes, gateway.body_seconds, gateway.heartbeat_seconds, gateway.access_log) == (
+        server.max_body_bytes,
+        server.body_seconds,
+        server.heartbeat_seconds,
+        server.access_log,
+    )
+    assert of_a_file.supervisor.drain_seconds == server.drain_seconds
+
+
+def test_an_empty_text_is_as_good_as_none(run: Run) -> None:
+    config = run("m", "--check", "--host", "", "--api-key", "", "--chat-template", "")[0]
+    assert config == run("m", "--check")[0]
+    assert config.listen.host == "127.0.0.1"
+    with pytest.raises(InvalidOption, match="one of auto, float32, bfloat16"):
+        run("m", "--check", "--dtype", "")
+
+
+def test_values_are_turned_into_the_fields_own(run: Run) -> None:
+    config = run("m", "--check", "--kv-memory", "1.5GiB", "--lora", "a=b", "--lora", "c=d=e", "--max-body-mb", "3")[
+        0
+    ]
+    loras = ({"name": "a", "path": "b"}, {"name": "c", "path": "d=e"})
+    assert config.pools[0].options == {"kv_memory": 3 * 2**29, "loras": loras}
+    assert config.gateway.max_body_bytes == 3 * 2**20
 
 
 def test_a_router_for_a_single_replica_is_refused(run: Run) -> None:

@@ -12,7 +12,8 @@ from shoal.http.listening import bind, url_of
 from shoal.http.transport import HttpProtocol
 from shoal.http.work_threads import use_work_threads
 from shoal.server.app import build_app
-from shoal.server.state import ServerOptions, ServerState
+from shoal.server.options import ServerOptions
+from shoal.server.state import ServerState
 
 
 def _start(**options: object) -> tuple[Served, Callable[[], None]]:

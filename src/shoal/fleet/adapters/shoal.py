@@ -10,7 +10,7 @@ from shoal.fleet.adapters.base import Gauges, HttpAdapter, Order, Traits
 from shoal.fleet.config_checks import engine_options
 from shoal.fleet.launch.process import Command
 from shoal.policy.account import ReplicaStats
-from shoal.server.state import ServerOptions
+from shoal.server.options import ServerOptions
 
 DRAIN_SECONDS = 5.0
 """The gateway drains before it ends a replica: what is left then is nobody's."""
