@@ -13,6 +13,7 @@ from shoal.cli.serve_fleet import serve_file, show_plan
 from shoal.fleet.config import ConfigError
 from shoal.fleet.config_file import load_config, parse_config
 from shoal.specs.errors import SpecError
+from shoal.specs.layout import AXES
 
 DIGEST = hashlib.sha256(b"secret").hexdigest()
 KEYS = [{"name": "a", "sha256": DIGEST}, {"name": "b", "sha256": DIGEST}]
@@ -26,7 +27,7 @@ def pool(**fields: object) -> dict[str, object]:
 def test_one_pool_is_enough() -> None:
     config = parse_config(pool())
     only = config.pools[0]
-    assert (only.engine, only.count, only.models, only.layout.ranks) == ("shoal", 1, ("smollm2-135m",), 1)
+    assert (only.engine, only.count, only.models, only.ranks) == ("shoal", 1, ("smollm2-135m",), 1)
     assert config.router.policy == "default"
     assert config.listen.host == "127.0.0.1"
     assert config.gateway_config().keys == ()
@@ -111,7 +112,10 @@ def test_pools_may_be_declared_to_hold_the_same_weights() -> None:
         (pool() | {"keys": [KEYS[0] | {"scopes": []}]}, "keys[0].scopes", "(not shown)", "observe or both"),
         (pool(replica=2), "pools[0].replica", 2, "replicas"),
         (pool(layout={"tq": 2}), "pools[0].layout.tq", 2, "tp"),
-        (pool(layout={"tp": 0}), "pools[0].layout.tp", 0, ">= 1"),
+        (pool(layout={"tp": 0}), "pools[0].layout.tp", 0, "a whole number from 1 to"),
+        (pool(layout={"tp": "two"}), "pools[0].layout.tp", "two", "a whole number"),
+        (pool(layout={"tp": True}), "pools[0].layout.tp", True, "a whole number"),
+        (pool(layout="tp2"), "pools[0].layout", "tp2", "a mapping"),
         (pool(options={"num_block": 5}), "pools[0].options.num_block", 5, "num_blocks"),
         (pool(options={"block_size": 17}), "pools[0].options.block_size", 17, "power of two"),
         (pool(options={"num_blocks": "many"}), "pools[0].options.num_blocks", "many", "a whole number"),
@@ -207,8 +211,8 @@ def test_the_documented_example_is_valid() -> None:
     assert len(config.pools) >= 2
     # The reference names every field there is.
     reference = (root / "docs" / "fleet-config.md").read_text()
-    for section in (config, config.pools[0], config.listen, config.supervisor, config.pools[0].layout):
-        for field in section.__struct_fields__:
+    for section in (config, config.pools[0], config.listen, config.supervisor):
+        for field in (*section.__struct_fields__, *AXES):
             assert f"`{field}`" in reference, field
 
 

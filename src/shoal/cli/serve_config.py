@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from shoal.specs.errors import SpecError
+from shoal.specs.layout import AXES
 from shoal.specs.option import option_fields
 
 if TYPE_CHECKING:
@@ -62,11 +63,10 @@ def with_options(config: FleetConfig, given: Mapping[str, object]) -> FleetConfi
 
 def _place(name: str) -> str:
     from shoal.engine.options import EngineOptions
-    from shoal.fleet.config import Layout
 
     if name in _ELSEWHERE:
         return _ELSEWHERE[name]
-    if name in Layout.__struct_fields__:
+    if name in AXES:
         return f"pools[].layout.{name}"
     for field in option_fields(EngineOptions).values():
         if field.parameter == name:

@@ -33,9 +33,10 @@ def serve_copies(
     demo_prompt: str | None,
 ) -> None:
     """A fleet of equal replicas, from the command line alone."""
-    from shoal.fleet.config import FleetConfig, Layout, Listen, Pool, SupervisorConfig
+    from shoal.fleet.config import FleetConfig, Listen, Pool, SupervisorConfig
     from shoal.fleet.config_checks import POOL_FIELDS
     from shoal.fleet.gateway import GatewayConfig
+    from shoal.specs.layout import Layout
 
     options = msgspec.to_builtins(engine)
     defaults = msgspec.to_builtins(type(engine)(model=engine.model))
@@ -207,7 +208,7 @@ def _pool_lines(pool: Pool, threads: int) -> list[str]:
     told = ", ".join(f"{name} {value}" for name, value in pool.options.items())
     lines = [
         f"pool {pool.name}: {_count(pool.replicas, 'replica')} of {models} on {pool.engine}, "
-        f"{pool.layout.label()}, {_count(threads, 'thread')} a rank",
+        f"{pool.layout.label() if pool.ranks > 1 else 'one rank'}, {_count(threads, 'thread')} a rank",
         f"  model {pool.model}" + (f"; {told}" if told else ""),
     ]
     if pool.executable is not None:

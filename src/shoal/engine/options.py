@@ -169,9 +169,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def layout(self) -> Layout:
         """The axes; `ep` alone means as many lanes. Raises InvalidOption naming the rule that they break."""
-        lanes = self.ep if self.ep > 1 and self.dp == self.cp == self.tp == 1 else self.dp
         try:
-            layout = Layout(tp=self.tp, pp=self.pp, dp=lanes, cp=self.cp, ep=self.ep)
+            layout = Layout(tp=self.tp, pp=self.pp, dp=self.dp, cp=self.cp, ep=self.ep).with_expert_lanes()
         except SpecError as error:
             axis = error.field.removeprefix("layout.")
             raise InvalidOption(axis, error.value, "a whole number >= 1") from None

@@ -13,33 +13,14 @@ from shoal.policy.breaker import BreakerConfig
 from shoal.policy.health import HealthConfig
 from shoal.policy.routing import RouterConfig
 from shoal.specs.errors import SpecError
+from shoal.specs.layout import Layout
 
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
-Degree = Annotated[int, Meta(ge=1, le=1024)]
 EngineKind = Literal["shoal", "vllm", "llamacpp", "sglang", "openai"]
 
 
 class ConfigError(SpecError):
     """`field` is the path in the file."""
-
-
-class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Ranks of one replica, by axis."""
-
-    tp: Degree = 1
-    pp: Degree = 1
-    dp: Degree = 1
-    cp: Degree = 1
-    ep: Degree = 1
-
-    @property
-    def ranks(self) -> int:
-        lanes = self.ep if self.ep > 1 and self.dp == self.cp == self.tp == 1 else self.dp
-        return self.tp * self.pp * lanes * self.cp
-
-    def label(self) -> str:
-        named = ((axis, getattr(self, axis)) for axis in ("tp", "pp", "dp", "cp", "ep"))
-        return " ".join(f"{axis}{size}" for axis, size in named if size > 1) or "one rank"
 
 
 class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -65,6 +46,7 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Replicas that run already; `replicas` is not looked at then."""
     role: Literal["both", "prefill", "decode"] = "both"
     layout: Layout = Layout()
+    """Degrees of the parallel axes of one replica."""
     options: dict[str, Any] = {}
     """The engine's own: fields of EngineOptions for `shoal`, command-line options for the others."""
     executable: str | None = None
@@ -99,6 +81,11 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     @property
     def fallback_order(self) -> int:
         return int(self.fallback)
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of one replica."""
+        return self.layout.with_expert_lanes().world
 
     @property
     def count(self) -> int:
@@ -190,7 +177,7 @@ class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     @property
     def local_ranks(self) -> int:
         """Ranks that all replicas started here have together."""
-        return sum(pool.replicas * pool.layout.ranks for pool in self.pools if not pool.urls)
+        return sum(pool.replicas * pool.ranks for pool in self.pools if not pool.urls)
 
     @property
     def local_replicas(self) -> int:

@@ -169,7 +169,7 @@ def _check_split(pool: Pool) -> None:
         raise ConfigError("options.kv_transfer_config", None, f"a connector, as the pool's role is {pool.role}")
     if pool.engine == "shoal" and pool.urls:
         raise ConfigError("urls", pool.urls[0], "none with a role: the replicas have to share this fleet's key")
-    if pool.engine == "shoal" and pool.layout.ranks > 1:
+    if pool.engine == "shoal" and pool.ranks > 1:
         raise ConfigError("layout", pool.layout.label(), f"one rank, as the pool's role is {pool.role}")
 
 

@@ -12,7 +12,11 @@ import msgspec
 from shoal.fleet.config import ConfigError
 from shoal.specs.errors import near_names
 
-_RULE = re.compile(r"^(?:key '[^']*': )?([\w.]+) (?:is (.*?); (?:it must be|expected)|must be) (.+)$", re.DOTALL)
+_RULE = re.compile(
+    r"^(?:key '[^']*': )?([\w.]+)"
+    r"(?: is .*?; (?:it must be|expected)| must be|: .*? is not accepted; expected) (.+)$",
+    re.DOTALL,
+)
 """Errors that sections raise about themselves."""
 _WORDS = MappingProxyType(
     {"array": "a list", "object": "a mapping", "str": "text", "int": "a whole number", "float": "a number",
@@ -64,7 +68,7 @@ def _translated(message: str, raw: object, kind: Any, path: str) -> ConfigError:
         return ConfigError(_joined(path, at), _value_at(raw, at), f"one of {', '.join(choices)}")
     if rule := _RULE.match(what):
         field = _joined(path, f"{at}.{rule[1].rpartition('.')[2]}" if at else rule[1])
-        return ConfigError(field, _value_at(raw, field), rule[3])
+        return ConfigError(field, _value_at(raw, field), rule[2])
     accepted = what.removeprefix("Expected ").split(", got ")[0].replace("`", "").replace(" | null", "")
     accepted = _TYPES.sub(lambda found: _WORDS[found[1]], accepted).replace(" | ", " or ").replace("regex ", "")
     return ConfigError(_joined(path, at), _value_at(raw, at), accepted)

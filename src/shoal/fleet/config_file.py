@@ -19,6 +19,7 @@ from shoal.policy.admission import AdmissionConfig
 from shoal.policy.breaker import BreakerConfig
 from shoal.policy.health import HealthConfig
 from shoal.policy.routing import RouterConfig
+from shoal.specs.layout import AXES
 
 _SEPARATE = frozenset({"keys", "router", "admission"})
 """Of `GatewayConfig`: sections of their own in the file."""
@@ -72,6 +73,10 @@ def parse_config(raw: object) -> FleetConfig:
         if isinstance(part := raw.get(section), Mapping):
             names = {f.name for f in dataclasses.fields(kind)} - (_SEPARATE if section == "gateway" else set())
             check_known(part, names, section)
+    pools_given = raw.get("pools")
+    for place, pool in enumerate(pools_given if isinstance(pools_given, list) else ()):
+        if isinstance(pool, Mapping) and isinstance(layout := pool.get("layout"), Mapping):
+            check_known(layout, AXES, f"pools[{place}].layout")
     keys = raw.get("keys") or ()
     for place, key in enumerate(keys if isinstance(keys, list) else ()):
         if isinstance(key, Mapping):

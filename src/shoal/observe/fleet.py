@@ -126,7 +126,7 @@ class FleetObserver:
             restarts=unit.restarts,
             pid=unit.pid,
             age_seconds=unit.age,
-            devices=unit.pool.layout.ranks,
+            devices=unit.pool.ranks,
             hit_ratio=hit_ratios(mine)[1],
             tokens_per_second=sum(e.output_tokens for e in mine) / span,
         )

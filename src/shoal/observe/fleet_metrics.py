@@ -194,7 +194,7 @@ class _Gauges(Collector):
         for unit in self._service.supervisor.units:
             where = [unit.pool.name, unit.name]
             restarts.add_metric(where, unit.restarts)
-            devices.add_metric(where, unit.pool.layout.ranks)
+            devices.add_metric(where, unit.pool.ranks)
             states.add_metric([*where, unit.state], 1)
         yield from (restarts, devices, states)
 

@@ -64,6 +64,10 @@ class Layout:
             if isinstance(degree, bool) or not isinstance(degree, int) or not 1 <= degree <= MAX_WORLD:
                 raise SpecError(f"layout.{axis}", degree, f"a whole number from 1 to {MAX_WORLD}")
 
+    def with_expert_lanes(self) -> "Layout":
+        """Return this layout with as many lanes as expert groups where `ep` is the only axis of a stage."""
+        return replace(self, dp=self.ep) if self.stage_ranks == 1 else self
+
     @property
     def stage_ranks(self) -> int:
         """Ranks of one pipeline stage."""
