@@ -2,12 +2,16 @@
 
 `model_work` adds up a `ModelSpec` once; everything after is arithmetic on the sums, so that an estimate costs
 microseconds. A model that is not known is guessed from the sizes in its name (`guess_work`), and says so.
+
+Weights are the matrices that a token multiplies, approximate for a few architectures: the shipped calibration was
+fitted to them. Exact counts are in `specs.tensors`; those of KV are taken from `specs.sizes`.
 """
 
 import re
 from dataclasses import dataclass
 
 from shoal.specs.model import AttentionSpec, FfnSpec, ModelSpec
+from shoal.specs.sizes import KvLayers, kv_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +113,11 @@ def model_work(spec: ModelSpec) -> ModelWork:
     """The sums for `spec`. Multi-token-prediction heads are not counted: engines load them only to speculate."""
     hidden, moe = spec.hidden, [x.ffn for x in spec.layers if x.ffn.kind == "moe"]
     router = moe[0].router if moe else None
-    cached = [x.attention for x in spec.layers if x.attention.kind != "linear"]
-    full = [a for a in cached if _bound(a) is None or a.compression is not None]
-    local = [a for a in cached if _bound(a) is not None]
+    attentions = [x.attention for x in spec.layers if x.attention.kind != "linear"]
+    full = [a for a in attentions if (a.window is None and a.chunk is None) or a.compression is not None]
+    cached = [kind for kind in kv_layers(spec) if kind.kind != "state"]
     states = [x.attention.linear for x in spec.layers if x.attention.linear is not None]
-    windows = [float(_bound(a) or 0) for a in local]
+    windows = [float(kind.bound) for kind in cached if kind.bound is not None for _ in kind.layers]
     dense = sum(_ffn_weights(hidden, x.ffn, x.ffn.intermediate) for x in spec.layers if x.ffn.kind == "dense")
     shared = sum(
         _ffn_weights(hidden, f, f.shared_intermediate + f.beside_dense) + 2 * hidden * f.latent for f in moe
@@ -131,21 +135,17 @@ def model_work(spec: ModelSpec) -> ModelWork:
         top_k=router.top_k if router else 0,
         head_weights=float(hidden * spec.vocab),
         embedding_weights=0.0 if spec.tied_embeddings else float(hidden * spec.vocab),
-        kv_elements=float(sum(_kv_elements(a) * _kept(a) for a in full)),
-        kv_replicated=any(a.mla is not None or a.compression is not None for a in full),
-        kv_heads=max([a.kv_heads for a in full + local if a.mla is None], default=1),
+        kv_elements=float(sum(_unbounded_elements(kind) * len(kind.layers) for kind in cached)),
+        kv_replicated=any(kind.kv_heads is None for kind in cached),
+        kv_heads=max((kind.kv_heads for kind in cached if kind.kv_heads is not None), default=1),
         window=sum(windows) / len(windows) if windows else 0.0,
-        window_elements=float(sum(_kv_elements(a) for a in local)),
+        window_elements=float(sum(kind.elements * len(kind.layers) for kind in cached if kind.bound is not None)),
         state_elements=float(sum(s.state_elements + s.conv_elements for s in states)),
         decode_ops=float(sum(_decode_ops(a) * _kept(a) for a in full)),
         prefill_ops=float(sum(_prefill_ops(a) * _kept(a) for a in full)),
         attended=float(max(chosen)) if chosen else float("inf"),
         native=_native(spec),
     )
-
-
-def _bound(a: AttentionSpec) -> int | None:
-    return a.window if a.window is not None else a.chunk
 
 
 def _kept(a: AttentionSpec) -> float:
@@ -155,12 +155,13 @@ def _kept(a: AttentionSpec) -> float:
     return 1.0 / a.compression.ratio if a.compression.ratio else 0.0
 
 
-def _kv_elements(a: AttentionSpec) -> float:
-    if a.mla is not None:
-        return a.mla.kv_lora_rank + a.mla.qk_rope_dim + (a.indexer.dim if a.indexer else 0)
-    if a.compression is not None:
-        return a.head_dim
-    return a.kv_heads * (a.head_dim + a.v_head_dim)
+def _unbounded_elements(kind: KvLayers) -> float:
+    """Elements that one layer adds per token of a long sequence; a latent's with the indexer's key."""
+    if kind.ratio:
+        return kind.elements / kind.ratio
+    if kind.bound is not None:
+        return 0.0
+    return kind.elements + (kind.indexer_elements if kind.kind == "latent" else 0)
 
 
 def _decode_ops(a: AttentionSpec) -> float:
