@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from shoal.fleet.gateway.body import parse
-from shoal.fleet.gateway.formats import CompletionsFormat, StreamReader
+from shoal.fleet.gateway.formats import CompletionsFormat
 from shoal.fleet.gateway.journal import Journal
+from shoal.fleet.gateway.reading import StreamReader
 
 BODY = json.dumps(
     {
@@ -65,7 +66,6 @@ def test_reasoning_of_the_next_leg_is_passed_on_as_such() -> None:
     journal.read(said(THOUGHT))
     journal.begin_leg()
     leg = said(({"reasoning_content": "m.", "reasoning": "m."}, [3]), ({"content": "Yes"}, [4]))
-    journal.read(leg)
-    events = journal.reshape(leg, usage=False).split(b"\n\n")[:-1]
+    events = journal.reshape(journal.read(leg), done=leg.done, usage=False).split(b"\n\n")[:-1]
     deltas = [json.loads(event[6:])["choices"][0]["delta"] for event in events]
     assert deltas == [{"reasoning_content": "m.", "reasoning": "m."}, {"content": "Yes"}]

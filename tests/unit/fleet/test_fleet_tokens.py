@@ -12,7 +12,8 @@ from engine import Fault, tokens_of
 from fleet import Fleet, eventually, fleet
 from shoal.fleet.gateway import GatewayConfig, KeyConfig, RequestRecord
 from shoal.fleet.gateway.body import asking_for_usage, parse
-from shoal.fleet.gateway.formats import CompletionsFormat, StreamReader
+from shoal.fleet.gateway.formats import CompletionsFormat
+from shoal.fleet.gateway.reading import StreamReader
 from shoal.fleet.gateway.sse import without_token_ids, without_usage
 from shoal.http.sse import SseSplitter, payloads
 

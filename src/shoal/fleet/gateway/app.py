@@ -12,6 +12,7 @@ from shoal.fleet.gateway.apis import APIS
 from shoal.fleet.gateway.bodies import Bodies
 from shoal.fleet.gateway.body import Parsed, Sizer, parse_off_loop, route_request
 from shoal.fleet.gateway.config import GatewayConfig
+from shoal.fleet.gateway.context import Asked, Services
 from shoal.fleet.gateway.dispatch import Dispatcher
 from shoal.fleet.gateway.exchange import Exchange
 from shoal.fleet.gateway.head import RequestHead
@@ -71,7 +72,6 @@ class Gateway:
         self.sizer = Sizer()
         self.draining = False
         self._clients = Clients(self.config.keys)
-        self._budget = RetryBudget(share=self.config.retry_share)
         self.tokens = TokenSource(registry, self.router.index)
         self.splitter = Splitter(
             registry,
@@ -88,6 +88,15 @@ class Gateway:
         self._swept = (self.config.reader_seconds, self.config.body_seconds, self.config.heartbeat_seconds)
         self._sweeper: asyncio.Task[None] | None = None
         self._stored = StoredResponses()
+        self._services = Services(
+            registry,
+            self._dispatcher,
+            self.splitter,
+            RetryBudget(share=self.config.retry_share),
+            self.config,
+            self.observers,
+            self._stored,
+        )
         self._count = 0
 
     @property
@@ -242,21 +251,7 @@ class Gateway:
             lane=model,
         )
         self._dispatcher.admit(ticket, route)
-        return Exchange(
-            registry=self.registry,
-            dispatcher=self._dispatcher,
-            splitter=self.splitter,
-            budget=self._budget,
-            config=self.config,
-            observers=self.observers,
-            record=record,
-            parsed=parsed,
-            route=route,
-            ticket=ticket,
-            forwarded=head.forwarded,
-            send=send,
-            stored=self._stored,
-        )
+        return Exchange(self._services, Asked(record, parsed, route, ticket, head.forwarded, send))
 
     def _watched(self, scope: Scope, receive: Receive, task: "asyncio.Task[Any]") -> Callable[[], object]:
         """End the request if its client leaves, at whatever stage it is; what is returned ends that."""

@@ -9,29 +9,22 @@ acquire a lease ─► open a leg ─► relay ─► end the leg with its outco
 import asyncio
 import logging
 
-from starlette.types import Send
-
-from shoal.fleet.gateway.body import Parsed, asking_for_usage, with_fields
-from shoal.fleet.gateway.config import GatewayConfig
-from shoal.fleet.gateway.dispatch import Dispatcher
-from shoal.fleet.gateway.formats import StreamReader, failure_of
+from shoal.fleet.gateway.body import asking_for_usage, with_fields
+from shoal.fleet.gateway.context import Asked, Services
+from shoal.fleet.gateway.formats import failure_of
 from shoal.fleet.gateway.journal import Journal, modes_for
 from shoal.fleet.gateway.leg import Leg, Refused, learn
-from shoal.fleet.gateway.record import Observers, RequestRecord
+from shoal.fleet.gateway.reading import StreamReader
 from shoal.fleet.gateway.replies import answer_headers, closed, failed, refusal_of
-from shoal.fleet.gateway.reply import Headers, Reply
+from shoal.fleet.gateway.reply import Reply
 from shoal.fleet.gateway.sse import without_token_ids, without_usage
-from shoal.fleet.gateway.stored import Owner, StoredResponses
+from shoal.fleet.gateway.stored import Owner
 from shoal.fleet.gateway.usage import TokenMeter, output_estimate, response_id_of, usage_of
-from shoal.fleet.registry import Registry
-from shoal.fleet.split import Handoff, Splitter
+from shoal.fleet.split import Handoff
 from shoal.http.client import Answer
 from shoal.http.errors import ApiError, ErrorBody
 from shoal.http.sse import SseSplitter
-from shoal.policy.admission import Ticket
 from shoal.policy.outcomes import MEANINGS, LegFailed, Outcome, outcome_of_exception
-from shoal.policy.retry import RetryBudget
-from shoal.policy.routing import RouteRequest
 
 log = logging.getLogger("shoal.fleet")
 
@@ -39,36 +32,15 @@ log = logging.getLogger("shoal.fleet")
 class Exchange:
     """Runs once."""
 
-    def __init__(
-        self,
-        *,
-        registry: Registry,
-        dispatcher: Dispatcher,
-        splitter: Splitter,
-        budget: RetryBudget,
-        config: GatewayConfig,
-        observers: Observers,
-        record: RequestRecord,
-        parsed: Parsed,
-        route: RouteRequest,
-        ticket: Ticket,
-        forwarded: Headers,
-        send: Send,
-        stored: StoredResponses,
-    ) -> None:
-        self._registry, self._stored = registry, stored
-        self._dispatcher, self._splitter = dispatcher, splitter
+    def __init__(self, services: Services, asked: Asked) -> None:
+        self._services, self._asked = services, asked
+        self._registry, self._config, self._clock = services.registry, services.config, services.registry.clock
+        self.record, self._parsed, self._route = asked.record, asked.parsed, asked.route
         self._handoff: Handoff | None = None
-        self._budget = budget
-        self._config = config
-        self._observers = observers
-        self.record = record
-        self._parsed, self._route, self._ticket = parsed, route, ticket
-        self._forwarded = forwarded
-        self._clock = registry.clock
-        self._form = parsed.api.form
-        self._path = record.path.encode()
-        self.reply = Reply(send, record, self._clock, self._form)
+        self._form = asked.parsed.api.form
+        self._path = asked.record.path.encode()
+        self.reply = Reply(asked.send, self.record, self._clock, self._form)
+        ticket = asked.ticket
         self.charge = ticket.prompt_tokens + ticket.max_tokens
         """Tokens expected of it, for rate limits."""
         self.meter = TokenMeter(ticket.prompt_tokens, ticket.max_tokens)
@@ -81,7 +53,7 @@ class Exchange:
 
     async def run(self) -> None:
         """Answer the client. `ApiError` where nothing was sent yet; what breaks later ends in an error event."""
-        self._budget.on_request(self._clock())
+        self._services.budget.on_request(self._clock())
         try:
             while not await self._try():
                 pass
@@ -118,7 +90,9 @@ class Exchange:
 
     async def _acquire(self) -> Leg:
         self._tries += 1
-        decision, lease = await self._dispatcher.acquire(self._ticket, self._route, streams=self._parsed.streams)
+        decision, lease = await self._services.dispatcher.acquire(
+            self._asked.ticket, self._route, streams=self._parsed.streams
+        )
         replica = self._registry.get(decision.replica)
         record = self.record
         record.attempts += 1
@@ -126,7 +100,7 @@ class Exchange:
         record.predicted_hit, record.predicted_ttft = decision.predicted_hit, decision.predicted_ttft
         record.leased = lease.taken_at
         leg = Leg(replica, decision, lease, self._route.model)
-        self._observers.on_decision(record, decision)
+        self._services.observers.on_decision(record, decision)
         return leg
 
     async def _is_last(self, leg: Leg, error: LegFailed | TimeoutError) -> bool:
@@ -137,7 +111,7 @@ class Exchange:
         again = MEANINGS[outcome].retry or (self._said and outcome is Outcome.DEADLINE)
         if self._said:
             return await self._break_off(leg, error, again)
-        if not again or self._tries >= self._config.attempts or not self._budget.take(now):
+        if not again or self._tries >= self._config.attempts or not self._services.budget.take(now):
             raise failed(error, outcome)
         others = self._exclude(leg, now)
         if not others and outcome is Outcome.BACKPRESSURE:
@@ -162,7 +136,7 @@ class Exchange:
             await self.reply.finish()
             return True
         able = journal is not None and again and self._config.continuation and self._tries < self._config.attempts
-        if journal is None or not able or not self._budget.take(self._clock()):
+        if journal is None or not able or not self._services.budget.take(self._clock()):
             why = "it can't be continued elsewhere" if journal is None else "nobody could continue it"
             message = f"the stream broke off: {str(error) or 'it stalled'}; {why}"
             await self.reply.fail(ErrorBody(message, "server_error", code="stream_broken"))
@@ -182,7 +156,7 @@ class Exchange:
     def _end(self, leg: Leg, outcome: Outcome) -> None:
         leg.end(outcome, self._clock())
         self.record.outcome = outcome
-        self._observers.on_leg(self.record, leg.replica.handle.pool, leg.replica.name, outcome)
+        self._services.observers.on_leg(self.record, leg.replica.handle.pool, leg.replica.name, outcome)
 
     async def _carry(self, leg: Leg) -> None:
         path, body = self._request_for(leg)
@@ -190,10 +164,10 @@ class Exchange:
             if (
                 self._parsed.api.chunked
                 and not self._continuing
-                and self._splitter.wants(leg.replica, self._route, self._parsed)
+                and self._services.splitter.wants(leg.replica, self._route, self._parsed)
             ):
-                self._handoff = await self._splitter.prefill(
-                    self._parsed, self._route, path, self._forwarded, self.record
+                self._handoff = await self._services.splitter.prefill(
+                    self._parsed, self._route, path, self._asked.forwarded, self.record
                 )
                 if self._handoff is not None:
                     body = self._handoff.request(body)
@@ -201,18 +175,18 @@ class Exchange:
         finally:
             handoff, self._handoff = self._handoff, None
             if handoff is not None:
-                self._splitter.abandon(handoff, leg)
+                self._services.splitter.abandon(handoff, leg)
 
     async def _answer(self, leg: Leg, path: bytes, body: bytes) -> None:
         config = self._config
         seconds = config.first_byte_seconds if self._parsed.streams else config.answer_seconds
-        answer = await leg.open(path, body, self._forwarded, seconds)
+        answer = await leg.open(path, body, self._asked.forwarded, seconds)
         if answer.header(b"content-type").startswith(b"text/event-stream"):
             await self._stream(leg, answer)
         else:
             await self._whole(leg, answer)
         if self.meter.usage is not None:
-            learn(self.record, leg, self.meter.usage, self._observers)
+            learn(self.record, leg, self.meter.usage, self._services.observers)
 
     def _request_for(self, leg: Leg) -> tuple[bytes, bytes]:
         parsed, handle = self._parsed, leg.replica.handle
@@ -267,8 +241,21 @@ class Exchange:
         await self.reply.whole(answer.status, headers, body)
 
     async def _stream(self, leg: Leg, answer: Answer) -> None:
-        splitter, reader = SseSplitter(), StreamReader(self._form)
-        config, clock, lease = self._config, self._clock, leg.lease
+        reader = StreamReader(self._form, journaled=self._journal is not None)
+        try:
+            await self._relay(leg, answer, reader)
+        finally:
+            self._count(reader)
+        if not reader.done:
+            raise LegFailed(
+                Outcome.REPLICA_FAULT, f"replica {leg.replica.name} ended the stream without {self._form.end}"
+            )
+        await self.reply.finish()
+
+    async def _relay(self, leg: Leg, answer: Answer, reader: StreamReader) -> None:
+        """Pass a stream on, to its end or its error event."""
+        splitter = SseSplitter()
+        config, clock, lease, record = self._config, self._clock, leg.lease, self.record
         deadline = clock() + config.first_byte_seconds
         while piece := await answer.read(deadline - clock()):
             events = splitter.feed(piece)
@@ -277,18 +264,25 @@ class Exchange:
             events = reader.read(leg.names.events(self._corrected(events)))
             if events:
                 self._took_over()
-                lease.progress(clock())
-                deadline = lease.last_at + config.stall_seconds
-                await self._relay(leg, answer, reader, events)
+                now = clock()
+                lease.progress(now)
+                deadline = now + config.stall_seconds
+                if record.first_token is None:
+                    record.first_token = now
+                record.last_token = now
+                record.chunks += 1
+                if reader.done:
+                    self._note_response(leg, reader.response_id)
+                events = self._for_client(reader, events)
+            if events:
+                self._said = True
+                if not self.reply.started:
+                    await self.reply.start_stream(answer_headers(record, leg, answer.header(b"content-type")))
+                await self.reply.write(events)
             if reader.failure is not None:
                 if not self._said and (refused := refusal_of(reader.failure)) is not None:
                     raise refused
                 raise failure_of(reader.failure)
-        if not reader.done:
-            raise LegFailed(
-                Outcome.REPLICA_FAULT, f"replica {leg.replica.name} ended the stream without {self._form.end}"
-            )
-        await self.reply.finish()
 
     def _corrected(self, data: bytes) -> bytes:
         """Bytes of a decode leg, with the prefill leg's figures."""
@@ -297,39 +291,37 @@ class Exchange:
     def _took_over(self) -> None:
         """A decode leg answers: it has the KV."""
         if self._handoff is not None:
-            self._splitter.took(self._handoff)
+            self._services.splitter.took(self._handoff)
 
-    async def _relay(self, leg: Leg, answer: Answer, reader: StreamReader, events: bytes) -> None:
-        record, now = self.record, leg.lease.last_at
-        if record.first_token is None:
-            record.first_token = now
-        record.last_token = now
-        record.chunks += 1
-        meter = self.meter
-        meter.output, meter.usage, meter.whole = reader.output, reader.usage, reader.done
-        if reader.response_id and reader.done:
-            self._note_response(leg, reader.response_id)
+    def _for_client(self, reader: StreamReader, events: bytes) -> bytes:
+        """The events less what the gateway asked for, or in the form of the leg that they go on from."""
         journal = self._journal
         if journal is not None:
-            journal.read(reader)
             if self._continuing:
+                chunks = journal.read(reader)
                 if journal.safe > 0:
                     self._tries = 1
-                events = journal.reshape(reader, usage=self._parsed.wants_usage)
-            elif not self._parsed.ask.return_token_ids:
+                return journal.reshape(chunks, done=reader.done, usage=self._parsed.wants_usage)
+            if reader.caught_up:
+                journal.read(reader)
+            if not self._parsed.ask.return_token_ids:
                 events = without_token_ids(events)
-        if self._strip_usage and not self._continuing:
-            events = without_usage(events)
-        if not events:
+        return without_usage(events) if self._strip_usage else events
+
+    def _count(self, reader: StreamReader) -> None:
+        """What the leg has cost, however it ended. An engine's last word leaves nothing to be counted."""
+        if not reader.opened:
             return
-        self._said = True
-        if not self.reply.started:
-            await self.reply.start_stream(answer_headers(record, leg, answer.header(b"content-type")))
-        await self.reply.write(events)
+        meter = self.meter
+        meter.usage, meter.whole = reader.usage, reader.done
+        if not reader.done or reader.usage is None:
+            meter.output = reader.output
+            if self._journal is not None:
+                self._journal.read(reader)
 
     def _note_response(self, leg: Leg, response_id: str) -> None:
         if response_id:
-            self._stored.note(response_id, Owner(leg.replica.name, self.record.key, self.record.model))
+            self._services.stored.note(response_id, Owner(leg.replica.name, self.record.key, self.record.model))
 
     # To the client.
 

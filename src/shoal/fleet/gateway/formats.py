@@ -1,13 +1,12 @@
 """How the streams of each API are read: output as it passes, the engine's count, errors, the end."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 
 from shoal.fleet.gateway.usage import AnyUsage, Usage, estimate_tokens
 from shoal.http.errors import ErrorBody, error_json, messages_error_json
-from shoal.http.sse import data_of, split_events
 from shoal.policy.outcomes import LegFailed, Outcome
 
 _CLIENT_TYPES = frozenset({"invalid_request_error", "not_found_error", "BadRequestError", "NotFoundError"})
@@ -89,24 +88,47 @@ class StreamFormat(Protocol):
 
     end: str
     """What a whole stream ends with, for messages."""
+    plain: bytes
+    """What events begin with that have output and, unless they say otherwise in plain sight, nothing else."""
 
     def read(self, data: bytes) -> Reading:
         """The payload of one event; `msgspec.MsgspecError` or `UnicodeDecodeError` where it is something else."""
+
+    def output_of(self, lines: bytes, chunks: list[Chunk] | None = None) -> int:
+        """Tokens of output in the payloads of plain events, one per line; raises like `read`.
+
+        The events are added to `chunks`, where streams of this API can be continued.
+        """
 
     def error_event(self, body: ErrorBody) -> bytes:
         """The event that ends a stream with an error."""
 
 
-def _tokens_of(choice: Choice) -> int:
+class _CountedChoice(msgspec.Struct, gc=False):
+    """What of a choice is counted: two thirds of the time that all of it takes."""
+
+    text: str | None = None
+    delta: Delta | None = None
+    token_ids: list[int] | None = None
+
+
+class _Counted(msgspec.Struct, gc=False):
+    choices: list[_CountedChoice] = []
+
+
+def _tokens_of(choice: Choice | _CountedChoice) -> int:
     if choice.token_ids:
         return len(choice.token_ids)
     delta = choice.delta
     if delta is None:
         return estimate_tokens(len(choice.text or ""))
-    size = len(delta.content or "") + len(delta.reasoning_content or delta.reasoning or "")
-    for call in delta.tool_calls or ():
-        if call.function is not None:
-            size += len(call.function.name or "") + len(call.function.arguments or "")
+    size = len(delta.content or "")
+    if reasoned := delta.reasoning_content or delta.reasoning:
+        size += len(reasoned)
+    if delta.tool_calls:
+        for call in delta.tool_calls:
+            if call.function is not None:
+                size += len(call.function.name or "") + len(call.function.arguments or "")
     return estimate_tokens(size)
 
 
@@ -114,9 +136,12 @@ class CompletionsFormat:
     """Chat and text completions: chunks with choices, then `[DONE]`."""
 
     end = "[DONE]"
+    plain = b"data: {"
 
     def __init__(self) -> None:
         self._decode = msgspec.json.Decoder(Chunk).decode
+        self._decode_lines = msgspec.json.Decoder(Chunk).decode_lines
+        self._count_lines = msgspec.json.Decoder(_Counted).decode_lines
 
     def read(self, data: bytes) -> Reading:
         if data == b"[DONE]":
@@ -127,6 +152,13 @@ class CompletionsFormat:
             output += _tokens_of(choice)
         error = chunk.error
         return Reading(output, chunk.usage, False, ErrorDetail(error) if isinstance(error, str) else error, chunk)
+
+    def output_of(self, lines: bytes, chunks: list[Chunk] | None = None) -> int:
+        if chunks is not None:
+            found = self._decode_lines(lines)
+            chunks += found
+            return sum([_tokens_of(choice) for chunk in found for choice in chunk.choices])
+        return sum([_tokens_of(choice) for event in self._count_lines(lines) for choice in event.choices])
 
     def error_event(self, body: ErrorBody) -> bytes:
         return b"data: " + error_json(body) + b"\n\n"
@@ -151,6 +183,7 @@ class ResponsesFormat:
     """OpenAI's responses: named events, of which `response.completed` or `response.incomplete` is the last."""
 
     end = "response.completed"
+    plain = b"event: response.output_text.delta\ndata: {"
 
     def __init__(self) -> None:
         self._decode = msgspec.json.Decoder(_ResponseEvent).decode
@@ -174,6 +207,9 @@ class ResponsesFormat:
             reading.response_id = response.id
             reading.usage = response.usage.unified() if response.usage is not None else None
         return reading
+
+    def output_of(self, lines: bytes, chunks: list[Chunk] | None = None) -> int:
+        return sum(self.read(line).output for line in lines.splitlines())
 
     def error_event(self, body: ErrorBody) -> bytes:
         event = {"type": "error", "code": body.code, "message": body.message, "param": body.param}
@@ -202,6 +238,7 @@ class MessagesFormat:
     """Anthropic's messages: `message_start`, blocks with their deltas, `message_delta`, `message_stop`."""
 
     end = "message_stop"
+    plain = b"event: content_block_delta\ndata: {"
 
     def __init__(self) -> None:
         self._decode = msgspec.json.Decoder(_MessageEvent).decode
@@ -222,73 +259,12 @@ class MessagesFormat:
             opening=event.type in ("message_start", "content_block_start", "ping"),
         )
 
+    def output_of(self, lines: bytes, chunks: list[Chunk] | None = None) -> int:
+        return sum(self.read(line).output for line in lines.splitlines())
+
     def error_event(self, body: ErrorBody) -> bytes:
         status = 503 if body.type == "service_unavailable_error" else 400 if body.type in _CLIENT_TYPES else 500
         return b"event: error\ndata: " + messages_error_json(status, body.message, None) + b"\n\n"
-
-
-@dataclass(slots=True)
-class StreamReader:
-    """Reads one leg's stream as it passes."""
-
-    format: StreamFormat
-    output: int = 0
-    """Tokens seen."""
-    usage: Usage | None = None
-    done: bool = False
-    unreadable: bool = False
-    """An event was something else than the API's: what was said since can't be known."""
-    failure: ErrorDetail | None = None
-    """The error event that the stream ended with."""
-    response_id: str = ""
-    chunks: list[Chunk] = field(default_factory=list)
-    """Of the events read last."""
-    _held: list[bytes] = field(default_factory=list)
-    """Opening events, which go with the first that is none: until then another replica may answer as well."""
-    _opened: bool = False
-
-    def read(self, events: bytes) -> bytes:
-        """The events that are to be relayed: without comments, and without an error event and what follows it."""
-        self.chunks = []
-        found = split_events(events)
-        kept = []
-        for event in found:
-            data = data_of(event)
-            if not data:
-                continue
-            if not self._take(data):
-                break
-            if self._opened:
-                kept.append(event)
-            else:
-                self._held.append(event)
-        if len(kept) == len(found) and not self._held:
-            return events
-        if self._opened and self._held:
-            kept, self._held = self._held + kept, []
-        return b"".join(event + b"\n\n" for event in kept)
-
-    def _take(self, data: bytes) -> bool:
-        """Whether the event is to be relayed."""
-        try:
-            reading = self.format.read(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            self.unreadable = self._opened = True
-            self.output += estimate_tokens(len(data))
-            return True
-        if reading.error is not None:
-            self.failure = reading.error
-            return False
-        self.output += reading.output
-        if reading.usage is not None:
-            self.usage = reading.usage.after(self.usage)
-        if reading.done:
-            self.done = True
-        if reading.chunk is not None:
-            self.chunks.append(reading.chunk)
-        self._opened = self._opened or not reading.opening
-        self.response_id = reading.response_id or self.response_id
-        return True
 
 
 class _Failed(msgspec.Struct, frozen=True):

@@ -21,7 +21,8 @@ from typing import Any, Literal
 import msgspec
 
 from shoal.fleet.gateway.body import Parsed, given, with_fields
-from shoal.fleet.gateway.formats import Chunk, StreamReader
+from shoal.fleet.gateway.formats import Chunk
+from shoal.fleet.gateway.reading import StreamReader
 from shoal.fleet.gateway.usage import Usage
 from shoal.fleet.registry import ReplicaHandle
 from shoal.http.sse import DONE
@@ -79,7 +80,7 @@ def modes_for(parsed: Parsed, handle: ReplicaHandle) -> frozenset[Mode]:
 
 @dataclass(slots=True)
 class Journal:
-    """One stream's. `read` what was relayed; `request` builds the leg that goes on."""
+    """One stream's. `read` what was relayed, then ask the rest; `request` builds the leg that goes on."""
 
     parsed: Parsed
     modes: frozenset[Mode]
@@ -97,13 +98,15 @@ class Journal:
     head: Chunk = field(default_factory=Chunk)
     usage_sent: bool = False
 
-    def read(self, reader: StreamReader) -> None:
-        """Take in the events read last, on their way to the client."""
-        for chunk in reader.chunks:
+    def read(self, reader: StreamReader) -> list[Chunk]:
+        """Take in the events since the last call, on their way to the client, and return them."""
+        chunks = reader.chunks()
+        for chunk in chunks:
             self._take(chunk)
         if reader.unreadable:
             # An engine that says something else: never continue on a guess.
             self._give_up()
+        return chunks
 
     def _give_up(self) -> None:
         self.prompt = None
@@ -178,10 +181,10 @@ class Journal:
         """Another replica goes on: what the client hasn't seen in text is forgotten."""
         del self.output[self.safe :]
 
-    def reshape(self, reader: StreamReader, *, usage: bool) -> bytes:
+    def reshape(self, chunks: list[Chunk], *, done: bool, usage: bool) -> bytes:
         """Events of a continuing leg in the form of the first one's: same id, same kind of chunk, usage of both."""
         made = []
-        for chunk in reader.chunks:
+        for chunk in chunks:
             for choice in chunk.choices:
                 if choice.reasoned:
                     made.append(self.event("", None, reasoning=choice.reasoned))
@@ -189,7 +192,7 @@ class Journal:
                     made.append(self.event(choice.shown or "", choice.finish_reason, choice.stop_reason))
             if chunk.usage is not None and not chunk.choices and usage:
                 made.append(self._usage(chunk.usage))
-        if reader.done:
+        if done:
             made.append(DONE + b"\n\n")
         return b"".join(made)
 
