@@ -55,9 +55,11 @@ class Answer:
         return connection.take()
 
     async def whole(self, limit: int, seconds: float | None = None) -> bytes:
-        """The whole body; a fault if it is larger than `limit` bytes. `seconds` bounds every wait."""
+        """The whole body; a fault if it is larger than `limit` bytes, `TimeoutError` after `seconds` in all."""
         parts, size = [], 0
-        while piece := await self.read(seconds):
+        clock = asyncio.get_running_loop().time
+        deadline = None if seconds is None else clock() + seconds
+        while piece := await self.read(None if deadline is None else deadline - clock()):
             parts.append(piece)
             size += len(piece)
             if size > limit:

@@ -32,15 +32,7 @@ class Bodies:
                 task.cancel()
 
     async def read(self, receive: Receive, head: RequestHead, task: "asyncio.Task[Any]") -> bytes:
-        """The whole body, decompressed. `ApiError` 400, 408, 413 or 415, or `ClientDisconnected`."""
-        body = await self._read(receive, head, task)
-        encoding = head.content_encoding.decode("latin-1")
-        if not is_encoded(encoding):
-            return body
-        undo = partial(decompress, body, encoding, self._config.max_body_bytes)
-        return await off_loop_if(len(body) > OFF_LOOP_BYTES, undo)
-
-    async def _read(self, receive: Receive, head: RequestHead, task: "asyncio.Task[Any]") -> bytes:
+        """The whole body as it came. `ApiError` 408, 413 or 415, or `ClientDisconnected`."""
         media = head.content_type.split(b";", 1)[0].strip().lower()
         if media != b"application/json" and not media.endswith(b"+json"):
             raise unsupported_media_type(media.decode("latin-1"))
@@ -70,3 +62,11 @@ class Bodies:
             raise body_timeout(self._config.body_seconds) from None
         finally:
             del self._reading[task]
+
+    async def decompress(self, body: bytes, head: RequestHead) -> bytes:
+        """A body without its content encoding. `ApiError` 400, 413 or 415."""
+        encoding = head.content_encoding.decode("latin-1")
+        if not is_encoded(encoding):
+            return body
+        undo = partial(decompress, body, encoding, self._config.max_body_bytes)
+        return await off_loop_if(len(body) > OFF_LOOP_BYTES, undo)

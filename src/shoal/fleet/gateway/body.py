@@ -117,15 +117,12 @@ class Parsed:
     tokens: list[int] | None
     """The prompt, where it was sent as token ids."""
     prompt: Raw
+    prompt_bytes: int
     streams: bool
 
     @property
     def endpoint(self) -> Endpoint:
         return self.api.endpoint
-
-    @property
-    def prompt_bytes(self) -> int:
-        return len(memoryview(self.prompt))
 
     @property
     def guided(self) -> bool:
@@ -166,9 +163,7 @@ class Parsed:
 
 
 async def parse_off_loop(endpoint: Endpoint, body: bytes) -> Parsed:
-    """`parse`, in a thread where the body is large, and refused where its JSON has too many values to decode."""
-    if len(body) <= UNCHECKED_BYTES:
-        return parse(endpoint, body)
+    """`parse` in a thread, for large bodies; refused where its JSON has too many values to decode."""
     await asyncio.to_thread(check_structure, body)
     return await asyncio.to_thread(parse, endpoint, body)
 
@@ -186,9 +181,13 @@ def parse(endpoint: Endpoint, body: bytes) -> Parsed:
         raise _bad(f"the body is not valid JSON: {malformed(body, str(error))}", None) from None
     except RecursionError:
         raise _bad("the body is nested too deeply", None) from None
-    prompts = (getattr(ask, name) for name in api.prompts)
-    prompt: Raw = next((raw for raw in prompts if given(raw)), Raw())
-    if api.chunked and not given(prompt):
+    prompt = Raw()
+    for name in api.prompts:
+        if given(raw := getattr(ask, name)):
+            prompt = raw
+            break
+    size = len(memoryview(prompt))
+    if api.chunked and not size:
         field = api.prompts[0]
         raise _bad(f"{field}: it is missing", field)
     if bytes(ask.kv_transfer_params):
@@ -197,7 +196,7 @@ def parse(endpoint: Endpoint, body: bytes) -> Parsed:
     if ask.max_tokens is not None and ask.max_tokens < 0:
         raise _bad(f"max_tokens: {ask.max_tokens} is not accepted; expected at least 0", "max_tokens")
     tokens = _tokens(prompt) if endpoint == "completions" else None
-    return Parsed(api, body, ask, tokens, prompt, api.generates and ask.stream is True)
+    return Parsed(api, body, ask, tokens, prompt, size, api.generates and ask.stream is True)
 
 
 def _bad(message: str, field: str | None) -> ApiError:

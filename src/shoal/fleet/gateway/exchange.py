@@ -6,7 +6,6 @@ acquire a lease ─► open a leg ─► relay ─► end the leg with its outco
                                      from where it broke off after it, where that is exact
 """
 
-import asyncio
 import logging
 
 from shoal.fleet.gateway.body import asking_for_usage, with_fields
@@ -44,6 +43,8 @@ class Exchange:
         self.charge = ticket.prompt_tokens + ticket.max_tokens
         """Tokens expected of it, for rate limits."""
         self.meter = TokenMeter(ticket.prompt_tokens, ticket.max_tokens)
+        self.used = self.meter.used
+        """What it has cost; exact when `run` has ended."""
         self._said = False
         """The client has seen something of an answer: from here on it can be continued, but not begun again."""
         self._journal: Journal | None = None
@@ -67,7 +68,7 @@ class Exchange:
         finally:
             if self._journal is not None and self._journal.prompt:
                 self.meter.prompt = len(self._journal.prompt)
-            used = self.meter.used
+            used = self.used = self.meter.used
             self.record.prompt_tokens, self.record.completion_tokens = used.prompt_tokens, used.output
 
     async def _try(self) -> bool:
@@ -216,8 +217,7 @@ class Exchange:
         meter = self.meter
         meter.output = meter.expected
         left = leg.lease.taken_at + self._config.answer_seconds - self._clock()
-        async with asyncio.timeout(max(0.0, left)):
-            body = await answer.whole(self._config.max_answer_bytes)
+        body = await answer.whole(self._config.max_answer_bytes, max(0.0, left))
         content_type = answer.header(b"content-type")
         if content_type.startswith(b"application/json") and not closed(body):
             raise LegFailed(Outcome.REPLICA_FAULT, f"replica {leg.replica.name} sent broken JSON")

@@ -107,13 +107,13 @@ def _seconds(value: bytes) -> float | None:
 
 def learn(record: RequestRecord, leg: Leg, usage: Usage, observers: Observers) -> None:
     """What the engine counted, against what was predicted."""
-    record.actual_hit = usage.cached
-    if usage.cached is None or record.continued:
+    record.actual_hit = cached = usage.cached
+    if cached is None or record.continued:
         return
     # A prediction counts in the engine's tokens: an estimate of the prompt must not look like a broken promise.
     predicted = min(leg.decision.predicted_hit, usage.prompt_tokens)
     replica = leg.replica
-    if replica.on_hit(predicted, usage.cached):
+    if replica.on_hit(predicted, cached):
         log.warning(
             "replica %s: predicted prefix hits don't come true (trust %.2f)", replica.name, replica.trust.value
         )

@@ -41,14 +41,19 @@ class Reply:
 
     async def whole(self, status: int, headers: Headers, body: bytes) -> None:
         """An answer in one piece; not after a heartbeat."""
-        await self.start(status, [*headers, (b"content-length", b"%d" % len(body))])
-        await self.write(body, last=True)
-
-    async def write(self, data: bytes, *, last: bool = False) -> None:
         if self._beat is not None:
             await self._after_beat()
         self.sending_since = self._clock()
-        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+        await self.start(status, [*headers, (b"content-length", b"%d" % len(body))])
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        self._sent_at, self.sending_since = self.sending_since, None
+        self._record.bytes_sent += len(body)
+
+    async def write(self, data: bytes) -> None:
+        if self._beat is not None:
+            await self._after_beat()
+        self.sending_since = self._clock()
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
         self._sent_at, self.sending_since = self.sending_since, None
         self._record.bytes_sent += len(data)
 

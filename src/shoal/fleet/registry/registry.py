@@ -77,8 +77,10 @@ class Registry(ReplicaAccounts[Replica]):
 
     def base_of(self, model: str) -> str | None:
         """The model that a LoRA adapter belongs to; None: it is none."""
-        handles = (replica.handle for replica in self._replicas.values())
-        return next((handle.models[0] for handle in handles if model in handle.adapters), None)
+        for replica in self._replicas.values():
+            if model in replica.handle.adapters:
+                return replica.handle.models[0]
+        return None
 
     def on_change(self, listener: Callable[[str], None]) -> Callable[[], None]:
         """Call `listener` with a replica's name from now on; what is returned ends that."""

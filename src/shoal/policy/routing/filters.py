@@ -29,9 +29,12 @@ class Available:
         return replica.available
 
 
-def preferred(replicas: Sequence[ReplicaState]) -> list[ReplicaState]:
+def preferred(replicas: list[ReplicaState]) -> list[ReplicaState]:
     """Return those of the lowest fallback number. A preferred replica that is busy is waited for."""
-    lowest = min((replica.fallback for replica in replicas), default=0)
+    numbers = {replica.fallback for replica in replicas}
+    if len(numbers) <= 1:
+        return replicas
+    lowest = min(numbers)
     return [replica for replica in replicas if replica.fallback == lowest]
 
 
