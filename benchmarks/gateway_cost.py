@@ -1,10 +1,12 @@
 """What the gateway costs: requests and streams a second per core, before engines that answer at once.
 
     python benchmarks/gateway_cost.py [--seconds 3] [--concurrency 16] [--policy round_robin]
-                                      [--url OTHER_ROUTER --ports 9001,9002]
+                                      [--usage] [--url OTHER_ROUTER --ports 9001,9002]
 
 Each run prints wall-clock rates and, for our own gateway, CPU time a request, which other work on the machine
-changes less. With `--url` another router is driven in the same way; it must have been told of engines on `--ports`.
+changes less. With `--usage` the engines end a stream with its usage where the request asks for it, as real ones do;
+without it, the gateway has to count the tokens itself. With `--url` another router is driven in the same way; it
+must have been told of engines on `--ports`.
 """
 
 import argparse
@@ -12,6 +14,7 @@ import asyncio
 import contextlib
 import multiprocessing as mp
 import time
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import cast
 
@@ -24,6 +27,11 @@ _EVENT = (
     b'"delta":{"content":" token"},"logprobs":null,"finish_reason":null}]}\n\n'
 )
 _CHUNK = b"%x\r\n" % len(_EVENT) + _EVENT + b"\r\n"
+_USAGE_EVENT = (
+    b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"mock","choices":[],"usage":'
+    b'{"prompt_tokens":20,"completion_tokens":100,"total_tokens":120}}\n\n'
+)
+_USAGE = b"%x\r\n" % len(_USAGE_EVENT) + _USAGE_EVENT + b"\r\n"
 _DONE = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 _BODY = (
     b'{"id":"c","object":"chat.completion","created":1,"model":"mock","choices":[{"index":0,"message":'
@@ -36,6 +44,9 @@ _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encodin
 
 class Engine(asyncio.Protocol):
     """Answers as soon as a request is whole; a stream's chunks one write each."""
+
+    def __init__(self, *, usage: bool = False) -> None:
+        self._counts = usage
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -54,6 +65,7 @@ class Engine(asyncio.Protocol):
             self._transport.write(_WHOLE)
             return
         self._transport.write(_HEAD)
+        self._end = _USAGE + _DONE if self._counts and b'"include_usage":true' in body else _DONE
         self._left = CHUNKS
         self._next()
 
@@ -61,16 +73,17 @@ class Engine(asyncio.Protocol):
         if self._transport.is_closing():
             return
         if self._left == 0:
-            self._transport.write(_DONE)
+            self._transport.write(self._end)
             return
         self._left -= 1
         self._transport.write(_CHUNK)
         asyncio.get_running_loop().call_soon(self._next)
 
 
-async def serve_engines(ports: list[int], pipe: Connection) -> None:
+async def serve_engines(ports: list[int], pipe: Connection, usage: bool = False) -> None:
     loop = asyncio.get_running_loop()
-    servers = [await loop.create_server(Engine, "127.0.0.1", port) for port in ports]
+    made = partial(Engine, usage=usage)
+    servers = [await loop.create_server(made, "127.0.0.1", port) for port in ports]
     pipe.send([server.sockets[0].getsockname()[1] for server in servers])
     await asyncio.Event().wait()
 
@@ -175,11 +188,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--policy", default="round_robin", help="of our gateway")
+    parser.add_argument("--usage", action="store_true", help="engines say the usage of a stream")
     parser.add_argument("--url", help="another router's port on this machine")
     parser.add_argument("--ports", default="0,0", help="ports of the mock engines")
     asked = parser.parse_args()
     started = []
-    engines, pipe = start(serve_engines, [int(p) for p in asked.ports.split(",")])
+    engines, pipe = start(serve_engines, [int(p) for p in asked.ports.split(",")], asked.usage)
     started.append(engines)
     ports = pipe.recv()
     cpu: Connection | None = None

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from shoal.fleet.gateway.apis import APIS
 from shoal.fleet.gateway.bodies import Bodies
-from shoal.fleet.gateway.body import Parsed, Sizer, parse, parse_off_loop, route_request
+from shoal.fleet.gateway.body import Parsed, Sizer, parse_off_loop, route_request
 from shoal.fleet.gateway.config import GatewayConfig
 from shoal.fleet.gateway.context import Asked, Services
 from shoal.fleet.gateway.dispatch import Dispatcher
@@ -36,7 +36,6 @@ from shoal.http.errors import (
     shutting_down,
 )
 from shoal.http.event_stream import ClientDisconnected
-from shoal.http.json_limits import UNCHECKED_BYTES
 from shoal.http.request_ids import CLIENT_CLOSED, request_id
 from shoal.http.transport import ON_LOST
 from shoal.policy.admission import Admission, Ticket
@@ -181,8 +180,7 @@ class Gateway:
         body = await self._bodies.read(receive, head, task)
         if head.content_encoding:
             body = await self._bodies.decompress(body, head)
-        small = len(body) <= UNCHECKED_BYTES
-        parsed = parse(api.endpoint, body) if small else await parse_off_loop(api.endpoint, body)
+        parsed = await parse_off_loop(api.endpoint, body)
         if self._prompts is not None:
             self._prompts.add(record, body)
         exchange = await self._exchange(parsed, client, record, head, send)

@@ -163,7 +163,9 @@ class Parsed:
 
 
 async def parse_off_loop(endpoint: Endpoint, body: bytes) -> Parsed:
-    """`parse` in a thread, for large bodies; refused where its JSON has too many values to decode."""
+    """`parse`, in a thread where the body is large, and refused where its JSON has too many values to decode."""
+    if len(body) <= UNCHECKED_BYTES:
+        return parse(endpoint, body)
     await asyncio.to_thread(check_structure, body)
     return await asyncio.to_thread(parse, endpoint, body)
 

@@ -19,16 +19,16 @@ class ErrorDetail(msgspec.Struct, frozen=True):
     code: int | str | None = None
 
 
-class _Function(msgspec.Struct):
+class _Function(msgspec.Struct, gc=False):
     name: str | None = None
     arguments: str | None = None
 
 
-class _ToolCall(msgspec.Struct):
+class _ToolCall(msgspec.Struct, gc=False):
     function: _Function | None = None
 
 
-class Delta(msgspec.Struct):
+class Delta(msgspec.Struct, gc=False):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -122,7 +122,7 @@ def _tokens_of(choice: Choice | _CountedChoice) -> int:
     delta = choice.delta
     if delta is None:
         return estimate_tokens(len(choice.text or ""))
-    size = len(delta.content or "")
+    size = len(delta.content) if delta.content else 0
     if reasoned := delta.reasoning_content or delta.reasoning:
         size += len(reasoned)
     if delta.tool_calls:
