@@ -18,7 +18,7 @@ from shoal.fleet.gateway.replies import answer_headers, closed, failed, refusal_
 from shoal.fleet.gateway.reply import Reply
 from shoal.fleet.gateway.sse import without_token_ids, without_usage
 from shoal.fleet.gateway.stored import Owner
-from shoal.fleet.gateway.usage import TokenMeter, output_estimate, response_id_of, usage_of
+from shoal.fleet.gateway.usage import NOTHING_USED, TokenMeter, output_estimate, response_id_of, usage_of
 from shoal.fleet.split import Handoff
 from shoal.http.client import Answer
 from shoal.http.errors import ApiError, ErrorBody
@@ -43,7 +43,7 @@ class Exchange:
         self.charge = ticket.prompt_tokens + ticket.max_tokens
         """Tokens expected of it, for rate limits."""
         self.meter = TokenMeter(ticket.prompt_tokens, ticket.max_tokens)
-        self.used = self.meter.used
+        self.used = NOTHING_USED
         """What it has cost; exact when `run` has ended."""
         self._said = False
         """The client has seen something of an answer: from here on it can be continued, but not begun again."""

@@ -47,6 +47,9 @@ class Usage(msgspec.Struct, frozen=True):
         )
 
 
+NOTHING_USED = Usage(0, 0)
+
+
 def usage_from(prompt: int, output: int, cached: int | None) -> Usage:
     return Usage(prompt, output, _Details(cached) if cached is not None else None)
 
@@ -181,5 +184,5 @@ class TokenMeter:
                 return usage
             return usage_from(max(0, usage.prompt_tokens - self.before), usage.output + self.before, usage.cached)
         if not self.begun:
-            return usage_from(0, 0, None)
+            return NOTHING_USED
         return usage_from(self.prompt, self.before + self.output, None)
