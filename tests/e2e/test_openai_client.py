@@ -243,4 +243,4 @@ def test_errors_are_the_clients_own(openai: OpenAI) -> None:
     for extra in ({"guided_regex": "("}, {"guided_json": {"type": "nonsense"}}, {"guided_grammar": "start: ???"}):
         with pytest.raises(BadRequestError) as caught:
             openai.chat.completions.create(model="smollm2", messages=QUESTION, extra_body=extra)
-        assert caught.value.param in extra
+        assert str(caught.value.param).split(".")[0] in extra

@@ -17,6 +17,7 @@ from shoal.fleet.adapters.base import Gauges, flags, samples
 from shoal.fleet.config_file import parse_config
 from shoal.fleet.index import Follower, decode_batch
 from shoal.fleet.index.events import Removed, Stored
+from shoal.fleet.launch.ports import free_port_pair
 from shoal.fleet.registry import Registry, ReplicaHandle
 from shoal.policy.account import ReplicaStats
 from shoal.policy.batching import PrefixHasher
@@ -219,10 +220,7 @@ def stored(tokens: list[int], size: int = 4) -> BlockStored:
 
 
 async def test_events_are_published_followed_and_replayed() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    endpoint = f"tcp://127.0.0.1:{port}"
+    endpoint = f"tcp://127.0.0.1:{free_port_pair()}"
     publisher = KvEventPublisher(endpoint)
     adapter = DIALECTS["vllm"].adapter("http://127.0.0.1:1", api_key=None, events=endpoint)
     registry, index = Registry(), ExactIndex()

@@ -239,7 +239,8 @@ def test_other_apis_pass_through_to_replicas(pair: Served) -> None:
 def test_batch_sizes_and_handoffs_reach_the_fleets_metrics(pair: Served) -> None:
     pair.stream("how large are steps", 9)
     eventually(lambda: pair.metric("shoal_fleet_replica_steps_total") > 0, "the gauges were read", 20)
-    assert pair.metric("shoal_fleet_replica_step_sequences_total") >= pair.metric("shoal_fleet_replica_steps_total")
+    # Not one or more per step: a step may only tell ranks what has ended.
+    assert pair.metric("shoal_fleet_replica_step_sequences_total") > 0
     assert pair.metric("shoal_fleet_replica_step_tokens_total") > 0
     assert pair.metric("shoal_fleet_handoffs_total", event="handed") == 0
     assert pair.metric("shoal_fleet_prefill_queue_length") == 0

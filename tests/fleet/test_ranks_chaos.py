@@ -13,11 +13,11 @@ from rank_kit import expose_workers, gone
 from parity.enginekit import save_engine_checkpoint
 from parity.forkkit import fork_ranks
 from parity.tiny import MIXTURES, TinyModel
-from shoal.engine import executor_processes
 from shoal.engine.core import EngineCore
 from shoal.engine.errors import EngineDead
 from shoal.engine.load import load_engine
 from shoal.engine.options import EngineOptions
+from shoal.engine.ranks import executor as ranks_executor
 from shoal.engine.ranks.executor import ProcessExecutor
 from shoal.engine.sampling.params import SamplingParams
 
@@ -102,7 +102,7 @@ def inject(monkeypatch: pytest.MonkeyPatch, right: Right, seed: int) -> None:
     kind, rank, step = dice.choice(list(KINDS)), dice.randrange(ranks_of(layout)), dice.randrange(NEW)
     checkpoint, expected = right(model.name)
     expose_workers(monkeypatch, f"{kind} {rank} {step}")
-    monkeypatch.setattr(executor_processes, "WORKER", "rank_workers:real")
+    monkeypatch.setattr(ranks_executor, "WORKER", "rank_workers:real")
     core = start(checkpoint, rank_timeout=TIMEOUT, step_timeout=12.0, **layout)
     try:
         executor = core._executor
