@@ -1,33 +1,24 @@
 """What a stream has said so far, token by token, so that another replica can go on where it broke off.
 
-Going on is exact where the rest depends on nothing but the tokens before it:
-
-| next engine                 | greedy                                              | seeded               |
-|-----------------------------|-----------------------------------------------------|----------------------|
-| takes `resume_token_ids`    | yes                                                 | yes, if both take it |
-| takes token ids as a prompt | without penalties, stop strings: replayed as prompt | no: indices differ   |
-| neither                     | no                                                  | no                   |
-
-That is so on the same weights and the same engine: two engines round differently, and greedy text of theirs differs
-sooner or later. The gateway goes on at another engine only where `continue_across_engines` allows it.
+Where that is exact is decided in `policy.continuation`. The gateway goes on at another engine only where
+`continue_across_engines` allows it.
 
 Never for several choices, guided output, tools, echoes, reasoning or log-probabilities: their state is not in the
 tokens.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from shoal.fleet.gateway.body import Parsed, given, with_fields
+from shoal.fleet.gateway.body import Ask, Parsed, given, with_fields
 from shoal.fleet.gateway.formats import Chunk
 from shoal.fleet.gateway.reading import StreamReader
 from shoal.fleet.gateway.usage import Usage
 from shoal.fleet.registry import ReplicaHandle
 from shoal.http.sse import DONE
-
-Mode = Literal["replay", "resume"]
+from shoal.policy.continuation import NO_MODES, Mode, continuation_modes, mode_at
 
 # Sampling fields that mean the same for a prompt that contains the output so far.
 _CARRIED = (
@@ -53,7 +44,6 @@ _encode = msgspec.json.Encoder().encode
 def modes_for(parsed: Parsed, handle: ReplicaHandle) -> frozenset[Mode]:
     """How a stream that starts on this replica could be continued; none: not exactly."""
     ask = parsed.ask
-    greedy = ask.temperature == 0 or ask.top_k == 1
     if (
         not parsed.streams
         or not parsed.api.chunked
@@ -66,16 +56,23 @@ def modes_for(parsed: Parsed, handle: ReplicaHandle) -> frozenset[Mode]:
         or given(ask.prompt_logprobs)
         or given(ask.resume_token_ids)
         or (given(ask.logprobs) and bytes(ask.logprobs) != b"false")
-        or not (greedy or ask.seed is not None)
     ):
-        return frozenset()
-    modes: set[Mode] = {"resume"} if greedy or handle.resumes else set()
+        return NO_MODES
+    greedy = ask.temperature == 0 or ask.top_k == 1
+    return continuation_modes(
+        greedy=greedy,
+        seeded=ask.seed is not None,
+        positional=greedy and _is_positional(ask),
+        returns_token_ids=handle.returns_token_ids,
+        resumes=handle.resumes,
+    )
+
+
+def _is_positional(ask: Ask) -> bool:
+    """Whether its sampling depends on where the output begins."""
     penalties = ask.presence_penalty or ask.frequency_penalty or (ask.repetition_penalty or 1) != 1
-    # What depends on where the output begins.
     placed = any(map(given, (ask.stop, ask.bad_words, ask.allowed_token_ids, ask.truncate_prompt_tokens)))
-    if greedy and not (penalties or placed or ask.min_tokens):
-        modes.add("replay")
-    return frozenset(modes)
+    return bool(penalties or placed or ask.min_tokens)
 
 
 @dataclass(slots=True)
@@ -145,13 +142,13 @@ class Journal:
 
     def mode_on(self, handle: ReplicaHandle) -> Mode | None:
         """How the stream can go on there; None: it can't."""
-        if handle.fallback != self.fallback:
-            return None
-        if handle.resumes and "resume" in self.modes:
-            return "resume"
-        if self.reasons or "replay" not in self.modes:
-            return None
-        return "replay" if handle.returns_token_ids else None
+        return mode_at(
+            self.modes,
+            same_fallback=handle.fallback == self.fallback,
+            returns_token_ids=handle.returns_token_ids,
+            resumes=handle.resumes,
+            in_reasoning=self.reasons,
+        )
 
     def request(self, handle: ReplicaHandle) -> tuple[bytes, bytes] | None:
         """Path and body of the leg that goes on; None: not possible there."""

@@ -1,0 +1,65 @@
+"""Which streams can go on at which replica: the table in `policy.continuation`, row by row."""
+
+import pytest
+
+from shoal.policy.continuation import Mode, continuation_modes, mode_at
+
+BOTH: frozenset[Mode] = frozenset({"replay", "resume"})
+RESUME: frozenset[Mode] = frozenset({"resume"})
+NONE: frozenset[Mode] = frozenset()
+
+
+@pytest.mark.parametrize(
+    ("greedy", "seeded", "positional", "returns_token_ids", "resumes", "modes"),
+    [
+        (True, False, False, True, False, BOTH),
+        (True, True, False, True, True, BOTH),
+        (True, False, True, True, False, RESUME),
+        (False, True, False, True, True, RESUME),
+        (False, True, False, True, False, NONE),
+        (False, False, False, True, True, NONE),
+        (True, True, False, False, True, NONE),
+    ],
+)
+def test_a_stream_goes_on_only_where_its_tokens_say_all(
+    greedy: bool, seeded: bool, positional: bool, returns_token_ids: bool, resumes: bool, modes: frozenset[Mode]
+) -> None:
+    found = continuation_modes(
+        greedy=greedy,
+        seeded=seeded,
+        positional=positional,
+        returns_token_ids=returns_token_ids,
+        resumes=resumes,
+    )
+    assert found == modes
+
+
+@pytest.mark.parametrize(
+    ("modes", "same_fallback", "returns_token_ids", "resumes", "in_reasoning", "mode"),
+    [
+        (BOTH, True, True, True, False, "resume"),
+        (BOTH, True, True, False, False, "replay"),
+        (BOTH, True, False, False, False, None),
+        (BOTH, True, True, False, True, None),
+        (BOTH, True, True, True, True, "resume"),
+        (RESUME, True, True, False, False, None),
+        (BOTH, False, True, True, False, None),
+        (NONE, True, True, True, False, None),
+    ],
+)
+def test_the_next_replica_decides_how(
+    modes: frozenset[Mode],
+    same_fallback: bool,
+    returns_token_ids: bool,
+    resumes: bool,
+    in_reasoning: bool,
+    mode: Mode | None,
+) -> None:
+    found = mode_at(
+        modes,
+        same_fallback=same_fallback,
+        returns_token_ids=returns_token_ids,
+        resumes=resumes,
+        in_reasoning=in_reasoning,
+    )
+    assert found == mode
