@@ -63,6 +63,15 @@ def test_deadline_of_the_drain_ends_streams_with_an_error(tiny_model: Path) -> N
         assert server.wait() == 0
 
 
+def drains(client: httpx.Client) -> bool:
+    """On a connection that is open, a server that drains still answers, and says so; it accepts no new ones."""
+    try:
+        return client.get("/ready").status_code == 503
+    except httpx.ConnectError:
+        # The idle connection was closed meanwhile, which takes 5 seconds: a busy machine.
+        return True
+
+
 def test_second_signal_stops_at_once(tiny_model: Path) -> None:
     # One sequence at a time: sixteen answers of a thousand tokens take longer than the test does.
     limits = ["--num-blocks", "100", "--max-num-seqs", "1", "--drain-seconds", "1000"]
@@ -75,8 +84,7 @@ def test_second_signal_stops_at_once(tiny_model: Path) -> None:
         next(response.iter_lines())
         client.get("/health")
         server.process.send_signal(signal.SIGINT)
-        # On the connection that is open: a server that drains still answers, and says so.
-        eventually(lambda: client.get("/ready").status_code == 503, "it drains")
+        eventually(lambda: drains(client), "it drains")
         server.process.send_signal(signal.SIGINT)
         assert server.wait(20) == 0
 
