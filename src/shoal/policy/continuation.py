@@ -54,3 +54,16 @@ def mode_at(
     if in_reasoning or "replay" not in modes:
         return None
     return "replay" if returns_token_ids else None
+
+
+def tokens_left(limit: int | None, context: int, prompt: int, sent: int) -> int | None:
+    """Return how many output tokens a continued stream still gets; None: nobody can say.
+
+    `limit`: output tokens that the request allows; None: as many as fit into `context`, the longest sequence of the
+    next replica in tokens (0: unknown). `prompt` and `sent` are tokens before the stream and of it so far.
+    """
+    if limit is None:
+        if not context:
+            return None
+        limit = context - prompt
+    return limit - sent

@@ -81,18 +81,6 @@ class ReplicaAccounts(Generic[Account]):
         """Whether some replica serves it, in whatever state."""
         return any(model in state.models for state in self._states)
 
-    def has_other(self, model: str, weights: str | None, excluded: frozenset[str], now: float) -> bool:
-        """Whether a healthy replica beyond `excluded` could answer for a model; `weights`: only one of these."""
-        return any(
-            model in state.models
-            and (weights is None or state.weights == weights)
-            and state.role != "prefill"
-            and state.healthy
-            and not state.draining
-            for state in self.states(now)
-            if state.name not in excluded
-        )
-
     def _available(self, model: str) -> list[Account]:
         return [
             replica

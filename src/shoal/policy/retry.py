@@ -1,14 +1,38 @@
-"""How many retries a fleet can afford: a share of its recent requests, so that they never double an overload."""
+"""What follows when a leg of a request fails: the request is sent again, its stream is continued, or it fails.
 
-from dataclasses import dataclass, field
+| the client has   | outcome                            | what follows                                        |
+|------------------|------------------------------------|-----------------------------------------------------|
+| nothing          | retryable (`policy.outcomes`)      | another replica; the same one if it is the only one |
+| nothing          | backpressure, no other replica     | it fails: the same one would refuse again           |
+| part of a stream | retryable, or a deadline (a stall) | continued where that is exact                       |
+| either           | any other                          | it fails                                            |
+
+Attempts and a budget over all requests limit both.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from shoal.policy.outcomes import MEANINGS, Outcome
+from shoal.policy.routing.contracts import ReplicaState, RouteRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryConfig:
+    attempts: int = 3
+    """Legs of one request since its client last got output."""
+    share: float = 0.2
+    """Retries per request, over all requests."""
+    across_engines: bool = False
+    """Whether a stream may be continued on other weights or another engine than it began on."""
 
 
 @dataclass(slots=True)
 class RetryBudget:
-    """A bucket of tokens: every request puts `share` in, every retry takes one out.
+    """Limits retries to a share of recent requests, so that they never double an overload.
 
-    `floor` tokens are there from the start and return at `floor` per `seconds`, so that a quiet fleet can retry
-    too.
+    A bucket of tokens: every request puts `share` in, every retry takes one out. `floor` tokens are there from the
+    start and return at `floor` per `seconds`, so that a quiet fleet can retry too.
     """
 
     share: float = 0.2
@@ -28,7 +52,7 @@ class RetryBudget:
         self._refill(now)
 
     def take(self, now: float) -> bool:
-        """One retry, if the budget has it."""
+        """Take one retry out; False: there is none."""
         self._refill(now)
         if self._tokens < 1:
             return False
@@ -40,3 +64,82 @@ class RetryBudget:
         self._refilled = now
         if self._tokens < self.floor:
             self._tokens = min(self.floor, self._tokens + since * self.floor / self.seconds)
+
+
+class RetryPolicy:
+    """Decides for all requests of one gateway; told the time.
+
+    `retry` and `resume` return the request to route next, or None: it fails. `attempts` counts the legs since the
+    client last got output, the failed one included. `states` are those of all replicas.
+    """
+
+    def __init__(self, config: RetryConfig | None = None) -> None:
+        self.config = config or RetryConfig()
+        self._budget = RetryBudget(self.config.share)
+
+    def on_request(self, now: float) -> None:
+        """Count a request: it pays for a share of a retry."""
+        self._budget.on_request(now)
+
+    def retry(
+        self,
+        request: RouteRequest,
+        failed: ReplicaState,
+        outcome: Outcome,
+        attempts: int,
+        states: Sequence[ReplicaState],
+        now: float,
+    ) -> RouteRequest | None:
+        """Decide on a request whose client has nothing of an answer yet."""
+        if not MEANINGS[outcome].retry or attempts >= self.config.attempts:
+            return None
+        further = _without(request, failed, states)
+        if not further.excluded and outcome is Outcome.BACKPRESSURE:
+            return None
+        return further if self._budget.take(now) else None
+
+    def resume(
+        self,
+        request: RouteRequest,
+        failed: ReplicaState,
+        outcome: Outcome,
+        attempts: int,
+        states: Sequence[ReplicaState],
+        now: float,
+        *,
+        unable: frozenset[str],
+        sent_tokens: int,
+    ) -> RouteRequest | None:
+        """Decide on a stream of which the client has `sent_tokens`; `unable` replicas can't continue it."""
+        retryable = MEANINGS[outcome].retry or outcome is Outcome.DEADLINE
+        if not retryable or attempts >= self.config.attempts or not self._budget.take(now):
+            return None
+        rest = replace(
+            request,
+            weights=request.weights if self.config.across_engines else failed.weights,
+            max_tokens=max(1, request.max_tokens - sent_tokens),
+        )
+        return _without(rest, failed, states, unable)
+
+
+def _without(
+    request: RouteRequest,
+    failed: ReplicaState,
+    states: Sequence[ReplicaState],
+    unable: frozenset[str] = frozenset(),
+) -> RouteRequest:
+    """Exclude the failed replica, unless no other is left, and in any case those that are `unable`.
+
+    A reset connection is no reason to give up on the only replica.
+    """
+    excluded = request.excluded | {failed.name} | unable
+    others = any(
+        request.model in state.models
+        and (request.weights is None or state.weights == request.weights)
+        and state.role != "prefill"
+        and state.healthy
+        and not state.draining
+        for state in states
+        if state.name not in excluded
+    )
+    return replace(request, excluded=excluded if others else unable)

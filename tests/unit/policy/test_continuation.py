@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.policy.continuation import Mode, continuation_modes, mode_at
+from shoal.policy.continuation import Mode, continuation_modes, mode_at, tokens_left
 
 BOTH: frozenset[Mode] = frozenset({"replay", "resume"})
 RESUME: frozenset[Mode] = frozenset({"resume"})
@@ -63,3 +63,12 @@ def test_the_next_replica_decides_how(
         in_reasoning=in_reasoning,
     )
     assert found == mode
+
+
+@pytest.mark.parametrize(
+    ("limit", "context", "left"), [(16, 0, 6), (16, 100, 6), (10, 100, 0), (None, 100, 70), (None, 0, None)]
+)
+def test_a_continued_stream_gets_what_is_left_of_its_limit(
+    limit: int | None, context: int, left: int | None
+) -> None:
+    assert tokens_left(limit, context, prompt=20, sent=10) == left

@@ -40,7 +40,7 @@ from shoal.http.request_ids import CLIENT_CLOSED, request_id
 from shoal.http.transport import ON_LOST
 from shoal.policy.admission import Admission, Ticket
 from shoal.policy.outcomes import Outcome
-from shoal.policy.retry import RetryBudget
+from shoal.policy.retry import RetryPolicy
 from shoal.policy.routing import Router, build_router
 from shoal.policy.split import SplitConfig
 
@@ -92,7 +92,7 @@ class Gateway:
             registry,
             self._dispatcher,
             self.splitter,
-            RetryBudget(share=self.config.retry_share),
+            RetryPolicy(self.config.retry_config()),
             self.config,
             self.observers,
             self._stored,

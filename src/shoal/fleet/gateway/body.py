@@ -29,6 +29,8 @@ _MAX_ID_BYTES = 2**20
 """Of a list of token ids that is decoded and hashed; a longer one is routed by its JSON."""
 _MAX_HASHED_BYTES = BLOCK_BYTES * (_MAX_BLOCKS + 1)
 _DEFAULT_OUTPUT = 256
+_DEFAULT_COMPLETION = 16
+"""`max_tokens` of completions in OpenAI's API."""
 _SESSION_LIMIT = 256
 
 
@@ -161,6 +163,12 @@ class Parsed:
         asked = ask.max_completion_tokens if self.endpoint == "chat" else None
         return ask.max_tokens if asked is None else asked
 
+    @property
+    def output_limit(self) -> int | None:
+        """`max_tokens`, or the API's default; None: only the model's context limits it."""
+        limit = self.max_tokens
+        return _DEFAULT_COMPLETION if limit is None and self.endpoint == "completions" else limit
+
 
 async def parse_off_loop(endpoint: Endpoint, body: bytes) -> Parsed:
     """`parse`, in a thread where the body is large, and refused where its JSON has too many values to decode."""
@@ -263,14 +271,13 @@ def route_request(
     size = len(tokens) if tokens is not None else sizer.prompt_tokens(ask.model, parsed.prompt_bytes)
     if not parsed.api.computes:
         size = 1
-    limit = parsed.max_tokens
-    if limit is None and parsed.endpoint == "completions":
-        limit = 16
     route = RouteRequest(
         id=request_id,
         model=ask.model,
         prompt_tokens=size,
-        max_tokens=sizer.output_tokens(ask.model, limit) * max(1, ask.n or 1) if parsed.api.generates else 0,
+        max_tokens=sizer.output_tokens(ask.model, parsed.output_limit) * max(1, ask.n or 1)
+        if parsed.api.generates
+        else 0,
         tokens=tokens,
         session=(session or text_of(ask.prompt_cache_key) or text_of(ask.user) or "")[:_SESSION_LIMIT] or None,
         priority=priority if priority is not None else ask.priority or 0,

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from shoal.policy.admission import AdmissionConfig
+from shoal.policy.retry import RetryConfig
 from shoal.policy.routing import RouterConfig
 
 KeyScope = Literal["generate", "observe"]
@@ -95,3 +96,8 @@ class GatewayConfig:
         names = [key.name for key in self.keys]
         if len(set(names)) != len(names):
             raise ValueError("gateway.keys: names must differ")
+
+    def retry_config(self) -> RetryConfig:
+        return RetryConfig(
+            attempts=self.attempts, share=self.retry_share, across_engines=self.continue_across_engines
+        )

@@ -13,7 +13,7 @@ from shoal.fleet.gateway.stored import StoredResponses
 from shoal.fleet.registry import Registry
 from shoal.fleet.split import Splitter
 from shoal.policy.admission import Ticket
-from shoal.policy.retry import RetryBudget
+from shoal.policy.retry import RetryPolicy
 from shoal.policy.routing import RouteRequest
 
 
@@ -24,7 +24,7 @@ class Services:
     registry: Registry
     dispatcher: Dispatcher
     splitter: Splitter
-    budget: RetryBudget
+    retries: RetryPolicy
     config: GatewayConfig
     observers: Observers
     stored: StoredResponses

@@ -23,7 +23,8 @@ from shoal.fleet.split import Handoff
 from shoal.http.client import Answer
 from shoal.http.errors import ApiError, ErrorBody
 from shoal.http.sse import SseSplitter
-from shoal.policy.outcomes import MEANINGS, LegFailed, Outcome, outcome_of_exception
+from shoal.policy.outcomes import LegFailed, Outcome, outcome_of_exception
+from shoal.policy.routing import RouteRequest
 
 log = logging.getLogger("shoal.fleet")
 
@@ -54,7 +55,7 @@ class Exchange:
 
     async def run(self) -> None:
         """Answer the client. `ApiError` where nothing was sent yet; what breaks later ends in an error event."""
-        self._services.budget.on_request(self._clock())
+        self._services.retries.on_request(self._clock())
         try:
             while not await self._try():
                 pass
@@ -106,51 +107,48 @@ class Exchange:
 
     async def _is_last(self, leg: Leg, error: LegFailed | TimeoutError) -> bool:
         """Whether the request has ended with this failure; False: another replica is to be tried."""
-        now = self._clock()
         outcome = outcome_of_exception(error)
         log.info("request %s on %s: %s: %s", self.record.request_id, leg.replica.name, outcome, error)
-        again = MEANINGS[outcome].retry or (self._said and outcome is Outcome.DEADLINE)
         if self._said:
-            return await self._break_off(leg, error, again)
-        if not again or self._tries >= self._config.attempts or not self._services.budget.take(now):
+            return await self._break_off(leg, error, outcome)
+        now = self._clock()
+        states = self._registry.states(now)
+        further = self._services.retries.retry(self._route, leg.replica.state, outcome, self._tries, states, now)
+        if further is None:
             raise failed(error, outcome)
-        others = self._exclude(leg, now)
-        if not others and outcome is Outcome.BACKPRESSURE:
-            raise failed(error, outcome)
+        self._route = further
         return False
 
-    def _exclude(self, leg: Leg, now: float, unable: frozenset[str] = frozenset()) -> bool:
-        """Don't ask this replica again for this request; False: there is nobody else, so it may be asked again.
+    async def _break_off(self, leg: Leg, error: LegFailed | TimeoutError, outcome: Outcome) -> bool:
+        journal, why = self._journal, "it can't be continued elsewhere"
+        if journal is not None:
+            if (ending := journal.ending(usage=self._parsed.wants_usage)) is not None:
+                await self.reply.write(ending)
+                await self.reply.finish()
+                return True
+            if (rest := self._rest(leg, outcome, journal)) is not None:
+                self._route = rest
+                journal.begin_leg()
+                self._continuing = True
+                self.record.continued += 1
+                return False
+            why = "nobody could continue it"
+        message = f"the stream broke off: {str(error) or 'it stalled'}; {why}"
+        await self.reply.fail(ErrorBody(message, "server_error", code="stream_broken"))
+        return True
 
-        A reset connection is no reason to give up on the only one. Those that are `unable` are never asked.
-        """
-        route = self._route
-        excluded = route.excluded | {leg.replica.name} | unable
-        others = self._registry.has_other(route.model, route.weights, excluded, now)
-        route.excluded = excluded if others else unable
-        return others
-
-    async def _break_off(self, leg: Leg, error: LegFailed | TimeoutError, again: bool) -> bool:
-        journal = self._journal
-        if journal is not None and (ending := journal.ending(usage=self._parsed.wants_usage)) is not None:
-            await self.reply.write(ending)
-            await self.reply.finish()
-            return True
-        able = journal is not None and again and self._config.continuation and self._tries < self._config.attempts
-        if journal is None or not able or not self._services.budget.take(self._clock()):
-            why = "it can't be continued elsewhere" if journal is None else "nobody could continue it"
-            message = f"the stream broke off: {str(error) or 'it stalled'}; {why}"
-            await self.reply.fail(ErrorBody(message, "server_error", code="stream_broken"))
-            return True
-        journal.begin_leg()
-        self._continuing = True
-        self.record.continued += 1
-        if not self._config.continue_across_engines:
-            self._route.weights = leg.replica.handle.weights
-        unable = frozenset(r.name for r in self._registry.replicas if journal.mode_on(r.handle) is None)
-        self._exclude(leg, self._clock(), unable)
-        self._route.max_tokens = max(1, self._route.max_tokens - journal.safe)
-        return False
+    def _rest(self, leg: Leg, outcome: Outcome, journal: Journal) -> RouteRequest | None:
+        now, registry = self._clock(), self._registry
+        return self._services.retries.resume(
+            self._route,
+            leg.replica.state,
+            outcome,
+            self._tries,
+            registry.states(now),
+            now,
+            unable=frozenset(r.name for r in registry.replicas if journal.mode_on(r.handle) is None),
+            sent_tokens=journal.safe,
+        )
 
     # One leg.
 

@@ -18,7 +18,7 @@ from shoal.fleet.gateway.reading import StreamReader
 from shoal.fleet.gateway.usage import Usage
 from shoal.fleet.registry import ReplicaHandle
 from shoal.http.sse import DONE
-from shoal.policy.continuation import NO_MODES, Mode, continuation_modes, mode_at
+from shoal.policy.continuation import NO_MODES, Mode, continuation_modes, mode_at, tokens_left
 
 # Sampling fields that mean the same for a prompt that contains the output so far.
 _CARRIED = (
@@ -130,15 +130,7 @@ class Journal:
         """Output tokens still to come on a replica; None: it can't be continued there."""
         if self.prompt is None or self.safe < 0:
             return None
-        limit = self.parsed.max_tokens
-        if limit is None:
-            if self.parsed.endpoint == "completions":
-                limit = 16
-            elif handle.max_model_len:
-                limit = handle.max_model_len - len(self.prompt)
-            else:
-                return None
-        return limit - self.safe
+        return tokens_left(self.parsed.output_limit, handle.max_model_len, len(self.prompt), self.safe)
 
     def mode_on(self, handle: ReplicaHandle) -> Mode | None:
         """How the stream can go on there; None: it can't."""

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from shoal.policy.admission import Admission, AdmissionConfig, Ticket, retry_after_header
 from shoal.policy.breaker import Breaker, BreakerConfig
 from shoal.policy.outcomes import MEANINGS, LegFailed, Outcome, outcome_of_exception, outcome_of_status
-from shoal.policy.retry import RetryBudget
 
 
 @pytest.mark.parametrize(
@@ -89,13 +88,6 @@ def test_a_breaker_always_lets_something_through_again(steps: list[tuple[Outcome
         if breaker.allows(now):
             breaker.record(outcome, now, breaker.admit(now))
     assert breaker.allows(now + 31)
-
-
-def test_retries_are_a_share_of_requests() -> None:
-    budget = RetryBudget(share=0.1, floor=0.0)
-    for _ in range(100):
-        budget.on_request(0.0)
-    assert sum(budget.take(0.0) for _ in range(100)) in (9, 10)
 
 
 def ticket(name: str, key: str = "k", priority: int = 0, tokens: int = 100, lane: str = "") -> Ticket:
