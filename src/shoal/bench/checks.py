@@ -61,11 +61,11 @@ class HardwareOptions:
 
 def hardware(options: HardwareOptions) -> Hardware | None:
     """What the floors need, or None where no hardware was named; `SpecError` for half a description."""
-    from shoal.plan.work import model_work
     from shoal.specs.catalog import load_catalog
     from shoal.specs.catalog.models import catalog_model
     from shoal.specs.load import load_model_spec
     from shoal.specs.sizes import stored_groups, weight_bytes
+    from shoal.specs.tensors import parameter_counts
 
     if options.gpu is None and options.bandwidth is None:
         return None
@@ -89,7 +89,7 @@ def hardware(options: HardwareOptions) -> Hardware | None:
     return Hardware(
         name=f"{spec.name} on {options.devices} x {device.name}",
         weight_bytes=max(1.0, active - embedding),
-        active_parameters=model_work(spec).active_weights,
+        active_parameters=parameter_counts(spec).active_without_embedding,
         bandwidth=bandwidth * options.devices,
         flops=rate * options.devices,
         replicas=options.replicas,

@@ -3,15 +3,16 @@
 `model_work` adds up a `ModelSpec` once; everything after is arithmetic on the sums, so that an estimate costs
 microseconds. A model that is not known is guessed from the sizes in its name (`guess_work`), and says so.
 
-Weights are the matrices that a token multiplies, approximate for a few architectures: the shipped calibration was
-fitted to them. Exact counts are in `specs.tensors`; those of KV are taken from `specs.sizes`.
+Weights are those of `specs.tensors` that a token multiplies in a layer's products: matrices, without routers, norms
+and what mixes residual streams. KV is counted by `specs.sizes`.
 """
 
 import re
 from dataclasses import dataclass
 
-from shoal.specs.model import AttentionSpec, FfnSpec, ModelSpec
+from shoal.specs.model import AttentionSpec, ModelSpec
 from shoal.specs.sizes import KvLayers, kv_layers
+from shoal.specs.tensors import part_sizes, tensor_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +24,9 @@ class ModelWork:
     layers: int
     moe_layers: int
     attention_weights: float
-    """Projections of attention (and of linear-attention) layers."""
+    """Projections of attention (and of linear-attention) layers, those of an indexer included."""
     dense_weights: float
-    """Dense FFNs and shared experts."""
+    """Dense FFNs, shared experts, and the projections that routed experts have in common."""
     expert_weights: float
     """One routed expert, summed over the layers that have experts."""
     experts: int
@@ -57,45 +58,9 @@ class ModelWork:
     guessed: bool = False
 
     @property
-    def active_weights(self) -> float:
-        """Weights that one token multiplies, without the input embedding."""
-        return self.attention_weights + self.dense_weights + self.expert_weights * self.top_k + self.head_weights
-
-    @property
     def total_weights(self) -> float:
         routed = self.expert_weights * self.experts if self.top_k else 0.0
         return self.attention_weights + self.dense_weights + routed + self.head_weights + self.embedding_weights
-
-
-def _attention_weights(hidden: int, a: AttentionSpec) -> float:
-    if a.mla is not None:
-        m = a.mla
-        query = (
-            hidden * m.q_lora_rank + m.q_lora_rank * a.heads * (m.qk_nope_dim + m.qk_rope_dim)
-            if m.q_lora_rank
-            else hidden * a.heads * (m.qk_nope_dim + m.qk_rope_dim)
-        )
-        latent = hidden * (m.kv_lora_rank + m.qk_rope_dim) + m.kv_lora_rank * a.heads * (m.qk_nope_dim + m.v_dim)
-        return query + latent + a.heads * m.v_dim * hidden
-    if a.linear is not None and a.linear.value_heads:
-        # Gated linear layers: q and k of the key heads, v and its gate of the value heads, then the output.
-        state = a.linear
-        return hidden * (2 * state.key_heads * state.key_dim + 3 * state.value_heads * state.value_dim)
-    if a.compression is not None:
-        c = a.compression
-        query = hidden * c.q_lora_rank + c.q_lora_rank * a.heads * a.head_dim
-        return (
-            query
-            + hidden * a.head_dim
-            + a.heads * a.v_head_dim * c.o_lora_rank
-            + c.o_groups * c.o_lora_rank * hidden
-        )
-    queries = a.heads * a.head_dim * (2 if a.output_gate else 1)
-    return hidden * (queries + a.kv_heads * (a.head_dim + a.v_head_dim) + a.heads * a.v_head_dim)
-
-
-def _ffn_weights(hidden: int, ffn: FfnSpec, width: int) -> float:
-    return hidden * width * (3 if ffn.gated else 2)
 
 
 def _native(spec: ModelSpec) -> str:
@@ -118,23 +83,22 @@ def model_work(spec: ModelSpec) -> ModelWork:
     cached = [kind for kind in kv_layers(spec) if kind.kind != "state"]
     states = [x.attention.linear for x in spec.layers if x.attention.linear is not None]
     windows = [float(kind.bound) for kind in cached if kind.bound is not None for _ in kind.layers]
-    dense = sum(_ffn_weights(hidden, x.ffn, x.ffn.intermediate) for x in spec.layers if x.ffn.kind == "dense")
-    shared = sum(
-        _ffn_weights(hidden, f, f.shared_intermediate + f.beside_dense) + 2 * hidden * f.latent for f in moe
-    )
+    matrices = [group for group in tensor_groups(spec) if len(group.shape) == 2 and group.dtype is None]
+    parts = part_sizes((group.part, group.total()) for group in matrices if group.experts == 1)
+    experts = sum(group.total() / group.experts for group in matrices if group.experts > 1)
     chosen = [a.indexer.top_k for a in full if a.indexer is not None]
     return ModelWork(
         name=spec.name,
         hidden=hidden,
         layers=len(spec.layers),
         moe_layers=len(moe),
-        attention_weights=float(sum(_attention_weights(hidden, x.attention) for x in spec.layers)),
-        dense_weights=float(dense + shared),
-        expert_weights=float(sum(_ffn_weights(f.latent or hidden, f, f.intermediate) for f in moe)),
+        attention_weights=float(parts.attention),
+        dense_weights=float(parts.dense_ffn + parts.shared_experts + parts.routed_experts),
+        expert_weights=experts,
         experts=router.experts if router else 1,
         top_k=router.top_k if router else 0,
-        head_weights=float(hidden * spec.vocab),
-        embedding_weights=0.0 if spec.tied_embeddings else float(hidden * spec.vocab),
+        head_weights=float(parts.lm_head or parts.embedding),
+        embedding_weights=0.0 if spec.tied_embeddings else float(parts.embedding),
         kv_elements=float(sum(_unbounded_elements(kind) * len(kind.layers) for kind in cached)),
         kv_replicated=any(kind.kv_heads is None for kind in cached),
         kv_heads=max((kind.kv_heads for kind in cached if kind.kv_heads is not None), default=1),
