@@ -50,6 +50,7 @@ def load_engine(options: EngineOptions, observer: Observer | None = None) -> tup
     except ChatTemplateError as error:
         raise InvalidOption("chat_template", options.chat_template, f"a Jinja template ({error})") from None
     guided = GuidedCompiler(tokenizer.json, spec.vocab, tuple(tokenizer.eos_token_ids))
+    guided.prepare()
     executor: Executor
     blocks: KvBlocks | None = None
     if layout.world == 1 and options.rendezvous == "local":

@@ -42,9 +42,8 @@ class UnitState(StrEnum):
 
 
 class _Crashed(Exception):
-    """The message says how; `final`: starting it again is of no use."""
-
     def __init__(self, how: str, *, final: bool = False) -> None:
+        """`final`: starting it again is of no use."""
         super().__init__(how)
         self.final = final
 
@@ -241,6 +240,7 @@ class Unit:
             api_key=api_key,
             max_inflight=pool.max_inflight,
             max_model_len=card.length if card is not None else 0,
+            max_prompt_bytes=card.max_prompt_bytes or 0 if card is not None else 0,
             usage_in_stream=traits.usage_in_stream,
             returns_token_ids=traits.returns_token_ids,
             resumes=traits.resumes,

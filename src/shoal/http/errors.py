@@ -132,6 +132,28 @@ def body_timeout(seconds: float) -> ApiError:
     )
 
 
+CONTEXT_EXCEEDED = "context_length_exceeded"
+
+
+def prompt_too_long(limit: int, least: int, field: str) -> ApiError:
+    """400 for a prompt of `least` tokens or more, where a context has `limit`."""
+    return ApiError(
+        400,
+        f"the context of this model is {limit} tokens; the prompt has {least} at the least: "
+        f"shorten it to at most {limit - 1} tokens",
+        param=field,
+        code=CONTEXT_EXCEEDED,
+    )
+
+
+def in_messages_words(error: ApiError) -> ApiError:
+    """Of an error about the context, the words by which Claude Code knows that it has to compact a conversation."""
+    if error.body.code != CONTEXT_EXCEEDED:
+        return error
+    message = f"prompt is too long: {error.body.message}"
+    return ApiError(error.status, message, param="messages", code=CONTEXT_EXCEEDED)
+
+
 def internal_error(request_id: str) -> ApiError:
     """500 that says nothing of our insides; the log line with the same request id says it all."""
     return ApiError(

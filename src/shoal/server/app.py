@@ -39,6 +39,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     id: str
     created: int
     max_model_len: int | None
+    max_prompt_bytes: int | None
+    """Bytes of text (UTF-8) that can fit a context at the most: more is refused unread."""
     object: str = "model"
     owned_by: str = "shoal"
     parent: str | None = None
@@ -145,7 +147,8 @@ class Routes:
     def _card(self, name: str) -> ModelCard:
         limit = self._state.max_model_len
         parent = self._state.model_name if name in self._state.adapters else None
-        return ModelCard(id=name, created=self._state.created, max_model_len=limit, parent=parent)
+        size = self._state.max_prompt_bytes
+        return ModelCard(name, self._state.created, max_model_len=limit, max_prompt_bytes=size, parent=parent)
 
     async def health(self, request: Request) -> ASGIApp:
         return json_response(Status("ok"))

@@ -11,7 +11,7 @@ from shoal.engine.errors import EngineDead, InvalidRequest
 from shoal.engine.outputs import RequestOutput
 from shoal.engine.request import EngineRequest
 from shoal.engine.sampling.params import GuidedParams, SamplingParams
-from shoal.http.errors import ApiError, bad_value, unavailable
+from shoal.http.errors import CONTEXT_EXCEEDED, ApiError, bad_value, unavailable
 from shoal.server.fields import GenerationRequest
 from shoal.server.parameters import guided_field
 from shoal.server.protocol import ChatRequest
@@ -81,7 +81,7 @@ def _check_length(limit: int, prompt: int, params: SamplingParams, field: str) -
         f"the context of this model is {limit} tokens; the prompt has {prompt}{output}: "
         + (" or ".join(filter(None, (fits, fewer))) or f"ask for fewer than {limit} tokens"),
         param=field,
-        code="context_length_exceeded",
+        code=CONTEXT_EXCEEDED,
     )
 
 

@@ -14,7 +14,7 @@ from shoal.engine.errors import EngineDead
 from shoal.engine.pooling.engine import PoolingEngine
 from shoal.engine.pooling.model import TokenSequence
 from shoal.engine.pooling.text import TextTooLong
-from shoal.http.errors import JSON_TYPE, ApiError, bad_value, unavailable
+from shoal.http.errors import CONTEXT_EXCEEDED, JSON_TYPE, ApiError, bad_value, unavailable
 from shoal.server.pooling_protocol import (
     MAX_INPUTS,
     Document,
@@ -143,7 +143,7 @@ def _too_long(field: str, length: int, limit: int) -> ApiError:
         400,
         f"{field}: it has {length} tokens, the model takes {limit}; truncate_prompt_tokens: -1 cuts it",
         param=field,
-        code="context_length_exceeded",
+        code=CONTEXT_EXCEEDED,
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from shoal.engine.text.tokenizer import Tokenizer
-from shoal.http.errors import ApiError
+from shoal.http.errors import ApiError, prompt_too_long
 
 _EXACT_CHARACTERS = 64 * 1024
 """Up to this, tokenizing takes a tenth of a second at most, and its error gives the exact count."""
@@ -19,13 +19,7 @@ def encode_prompt(
     Call it in a thread for long texts: it releases the GIL, not the caller.
     """
     if limit is not None and len(text) > _EXACT_CHARACTERS and (least := tokenizer.min_tokens(text)) >= limit:
-        raise ApiError(
-            400,
-            f"the context of this model is {limit} tokens; the prompt has {least} at the least: "
-            f"shorten it to at most {limit - 1} tokens",
-            param=field,
-            code="context_length_exceeded",
-        )
+        raise prompt_too_long(limit, least, field)
     return tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 

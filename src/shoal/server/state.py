@@ -144,6 +144,13 @@ class ServerState:
         engine = self._engine or self._pooling
         return engine.max_model_len if engine is not None and self.not_ready is None else None
 
+    @property
+    def max_prompt_bytes(self) -> int | None:
+        """Bytes of text that can fit a context at the most; None: not known."""
+        limit, engine = self.max_model_len, self._engine
+        each = engine.tokenizer.max_token_bytes if engine is not None else None
+        return limit * each if limit is not None and each is not None else None
+
     def check_model(self, name: str | None) -> None:
         if name is not None and name not in self.names and name not in self.adapters:
             served = ", ".join(repr(n) for n in (*self.names, *self.adapters))

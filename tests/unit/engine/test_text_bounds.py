@@ -95,6 +95,16 @@ def test_long_texts_have_the_same_ids(kind: str, smollm2_path: Path) -> None:
             assert tokenizer.min_tokens(text) <= len(plain)
 
 
+def test_a_vocabulary_that_lacks_control_characters_has_a_longest_token(smollm2_path: Path) -> None:
+    """A gateway counts the others (`fleet.gateway.lengths`)."""
+    tokenizer = load_tokenizer(smollm2_path)
+    longest = tokenizer.max_token_bytes
+    assert longest is not None
+    for text in ("a" * 5000, "-" * 5000, "漢字😀é\U000e0041" * 500, "=" * 9000):
+        assert len(text.encode()) <= longest * len(tokenizer.encode(text, add_special_tokens=False))
+    assert tokenizer.encode("\x04", add_special_tokens=False) == []
+
+
 def test_encoding_a_long_text_leaves_other_threads_running() -> None:
     """vllm#10635: `encode` of 4 MB held the GIL for seconds; now a thread gets its turns meanwhile."""
     tokenizer = Tokenizer(ConvertedTokenizer(_trained().to_str(), TokenizerMeta({}, {}, None, ())))

@@ -153,6 +153,8 @@ async def test_limits_and_keys_hold_for_all_of_them() -> None:
         assert "x-api-key" not in f.engines[0].seen[0].headers
         refused = await f.client.post("/v1/messages", json=body, headers=auth)
         assert refused.json()["type"] == "error"
+        assert (await f.client.get("/v1/models", headers=auth)).status_code == 200
+        assert (await f.client.get("/v1/models", headers={"x-api-key": "no"})).status_code == 401
         assert refused.json()["error"]["type"] == "rate_limit_error"
 
 

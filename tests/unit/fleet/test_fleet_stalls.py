@@ -87,6 +87,63 @@ async def test_a_large_body_is_parsed_off_the_loop(monkeypatch: pytest.MonkeyPat
     assert threads[1] == loop_thread
 
 
+LIMITED = {"max_model_len": 1000, "max_prompt_bytes": 20_000}
+TEXT = "the quick brown fox " * (MIB // 20)
+HOPELESS = {
+    "a chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": TEXT}]}, "messages"),
+    "parts": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": TEXT}]}]},
+        "messages",
+    ),
+    "a prompt": ("/v1/completions", {"prompt": TEXT}, "prompt"),
+    "one of two prompts": ("/v1/completions", {"prompt": ["a", TEXT]}, "prompt"),
+    "token ids": ("/v1/completions", {"prompt": [1] * 200_000}, "prompt"),
+    "a message": ("/v1/messages", {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 1}, "messages"),
+}
+
+
+@pytest.mark.parametrize("name", HOPELESS)
+async def test_a_prompt_that_no_context_can_hold_reaches_no_replica(name: str) -> None:
+    path, fields, field = HOPELESS[name]
+    async with fleet(1, handle=LIMITED) as f:
+        answer = await f.post({"model": "fake", **fields}, path)
+        assert answer.status_code == 400
+        assert f.counts() == [0]
+    error = answer.json()["error"]
+    assert "context of this model is 1000 tokens" in error["message"]
+    if path == "/v1/messages":
+        # The words by which Claude Code knows that it has to compact the conversation.
+        assert error["message"].startswith("prompt is too long")
+    else:
+        assert (error["code"], error["param"]) == ("context_length_exceeded", field)
+
+
+PERHAPS = {
+    "white space, which templates trim": {"messages": [{"role": "user", "content": " " * MIB + "\n" * MIB}]},
+    "an earlier answer, of which the reasoning is left out": {
+        "messages": [{"role": "assistant", "content": TEXT}, {"role": "user", "content": "a"}]
+    },
+    "control characters, which a vocabulary may lack": {"messages": [{"role": "user", "content": "\x04" * MIB}]},
+    "a field that the engine ignores": {"messages": [{"role": "user", "content": "a", "cache": TEXT}]},
+    "what is cut on request": {"messages": [{"role": "user", "content": TEXT}], "truncate_prompt_tokens": 9},
+    "what only the engine can refuse": {"messages": [{"role": "user", "content": {"text": TEXT}}]},
+}
+
+
+@pytest.mark.parametrize("name", PERHAPS)
+async def test_what_a_replica_may_accept_reaches_it(name: str) -> None:
+    async with fleet(1, handle=LIMITED) as f:
+        await f.post({"model": "fake", "messages": [], **PERHAPS[name]})
+        assert f.counts() == [1]
+
+
+async def test_where_a_replica_does_not_tell_its_context_nothing_is_refused() -> None:
+    async with fleet(1, handle={"max_model_len": 1000}) as f:
+        await f.post({"model": "fake", "messages": [{"role": "user", "content": TEXT}]})
+        assert f.counts() == [1]
+
+
 def test_hashes_of_a_long_prompt_are_those_of_its_beginning() -> None:
     content = "".join(chr(97 + i % 23) for i in range(2 * MIB))
     parsed = parse("chat", json.dumps({"model": "m", "messages": [{"role": "user", "content": content}]}).encode())

@@ -6,6 +6,7 @@ may be busy; before, each of these took seconds.
 
 import asyncio
 import json
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from serverkit import Served
 
 from shoal.http.errors import ApiError
-from shoal.http.json_limits import MAX_CONTAINERS, MAX_VALUES, _Outside, check_structure
+from shoal.http.json_limits import MAX_CONTAINERS, MAX_ESCAPES, MAX_VALUES, _Outside, check_structure
 from shoal.server import prompts
 
 MIB = 2**20
@@ -127,11 +128,14 @@ def test_long_log_probabilities_are_shaped_off_the_loop(served: Served, monkeypa
 
 @pytest.mark.parametrize("text", ['{"a":1}', "[" * 9 + '\\"' * 30, '\\\\" [[ "[', ""])
 def test_structure_in_strings_does_not_count(text: str) -> None:
-    body = chat(metadata={"code": text * (20 * MIB // 10 // max(1, len(text)))})
+    body = chat(metadata={"code": text * (MIB // max(1, len(text)))})
     check_structure(body)
 
 
-@pytest.mark.parametrize("values", [[[]] * (MAX_CONTAINERS + 1), [1] * (MAX_VALUES + 2)])
+@pytest.mark.parametrize(
+    "values",
+    [[[]] * (MAX_CONTAINERS + 1), [1] * (MAX_VALUES + 2), "\n" * (MAX_ESCAPES + 1), "\x04" * MAX_ESCAPES + "\\"],
+)
 def test_too_much_structure_is_refused(values: list[Any]) -> None:
     with pytest.raises(ApiError, match="JSON values"):
         check_structure(chat(metadata={"a": values, "pad": "x" * 2**18}))
@@ -147,11 +151,15 @@ def test_what_lies_outside_strings_is_found_however_a_body_is_cut(value: Any, st
 
     body = json.dumps(value, ensure_ascii=False).encode()
     data, counter = np.frombuffer(body, np.uint8), _Outside()
-    pieces = [data[at : at + step] for at in range(0, len(body), step)]
-    counted = sum(int(np.sum(counter.outside_strings(p) & ((p == ord("[")) | (p == ord("{"))))) for p in pieces)
+    counted = escapes = 0
+    for at in range(0, len(body), step):
+        piece = data[at : at + step]
+        counted += int(np.sum(counter.outside_strings(piece) & ((piece == ord("[")) | (piece == ord("{")))))
+        escapes += counter.escapes
 
     def containers(item: Any) -> int:
         inner = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
         return isinstance(item, dict | list) + sum(map(containers, inner))
 
     assert counted == containers(value)
+    assert escapes == len(re.findall(rb"\\.", body))

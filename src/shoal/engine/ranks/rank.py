@@ -102,10 +102,7 @@ def load(setup: Setup, mesh: Mesh) -> PreparedRank:
         tokenizer = load_tokenizer(path)
         eos = tuple(tokenizer.eos_token_ids)
         guided = GuidedCompiler(tokenizer.json, spec.vocab, eos)
-        # Seconds that hold the interpreter, heartbeat and all: better while loading than in a step. What it cannot
-        # do, the first constraint says.
-        with contextlib.suppress(Exception):
-            guided.prepare()
+        guided.prepare()
     return load_worker(options, mesh, path, spec, guided, eos)
 
 

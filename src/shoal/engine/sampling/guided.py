@@ -4,6 +4,7 @@ llguidance does the parsing. A constraint is compiled once and kept in a bounded
 the compiled matcher and advances it by its own tokens, so a preempted sequence is resumed by replaying its output.
 """
 
+import contextlib
 import json
 import threading
 from collections import OrderedDict
@@ -111,11 +112,15 @@ class GuidedCompiler:
         self._matcher(guided)
 
     def prepare(self) -> None:
-        """Do now, perhaps in a thread, what the first constraint would wait for (see `_token_trie`)."""
-        self._token_trie()
+        """Do now what the first constraint would wait for, and with it everybody's streams and heartbeats.
+
+        It holds the interpreter for seconds where the vocabulary is large. What fails, the first constraint says.
+        """
+        with contextlib.suppress(Exception):
+            self._token_trie()
 
     def _token_trie(self) -> Any:
-        # Half a second for 49 k tokens, several for 262 k, so only when a request first asks for it.
+        # Half a second for 49 k tokens, several for 262 k: see `prepare`.
         with self._trie_lock:
             if self._tokenizer is None:
                 self._tokenizer = llguidance.LLTokenizer(

@@ -23,6 +23,11 @@ class LengthBound:
     dropped: bytes
     """Bytes for which the vocabulary has no token: the tokenizer leaves them out."""
 
+    @property
+    def keeps_assigned(self) -> bool:
+        """Whether it drops nothing but control characters, and bytes of characters that are not assigned."""
+        return all(byte < ord(" ") or byte in b"\xc0\xc1" or byte > 0xF0 for byte in self.dropped)
+
     def min_tokens(self, text: str) -> int:
         # Surrogates have no UTF-8; the tokenizer would refuse the text, so any count does.
         data = text.encode("utf-8", "replace")

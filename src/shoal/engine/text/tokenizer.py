@@ -74,6 +74,12 @@ class Tokenizer:
         """A lower bound on the tokens of `text`, found without tokenizing; 0 where nothing is known."""
         return self._length_bound.min_tokens(text) if self._length_bound is not None else 0
 
+    @property
+    def max_token_bytes(self) -> int | None:
+        """Bytes of text that one token stands for at the most; None: not known, or it drops assigned characters."""
+        bound = self._length_bound
+        return bound.max_token_bytes if bound is not None and bound.keeps_assigned else None
+
     @cached_property
     def _length_bound(self) -> LengthBound | None:
         return length_bound(self._tokenizer)

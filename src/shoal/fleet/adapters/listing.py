@@ -21,6 +21,8 @@ class ModelCard(msgspec.Struct):
     root: str | None = None
     """What the engine loaded, where it says so."""
     max_model_len: int | None = None
+    max_prompt_bytes: int | None = None
+    """Bytes of text that fill a context at the most, where the engine says so: ours does."""
     meta: _Meta | None = None
     """llama.cpp's place for the length."""
 

@@ -17,6 +17,7 @@ from shoal.fleet.gateway.dispatch import Dispatcher
 from shoal.fleet.gateway.exchange import Exchange
 from shoal.fleet.gateway.head import RequestHead
 from shoal.fleet.gateway.keys import Client, Clients
+from shoal.fleet.gateway.lengths import check_fits
 from shoal.fleet.gateway.logs import AccessLog, PromptLog
 from shoal.fleet.gateway.pages import Pages
 from shoal.fleet.gateway.record import Observers, RequestRecord
@@ -230,6 +231,7 @@ class Gateway:
                 param="model",
                 code="model_not_found",
             )
+        await check_fits(parsed, self.registry)
         record.model, record.streamed = model, parsed.streams
         route = route_request(
             parsed,

@@ -8,6 +8,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from shoal.fleet.gateway.config import KeyScope
+from shoal.fleet.gateway.head import RequestHead
 from shoal.fleet.gateway.keys import Client, Clients
 from shoal.fleet.gateway.openapi import fleet_document
 from shoal.fleet.gateway.record import RequestRecord
@@ -92,13 +93,14 @@ class Pages:
                 code="method_not_allowed",
                 headers={"Allow": "GET, HEAD"},
             )
+        authorization = RequestHead.read(scope["headers"], record.request_id).authorization
         made: Page
         if models:
-            made = self._models(path, clients.identify(_authorization(scope)))
+            made = self._models(path, clients.identify(authorization))
         else:
             assert page is not None
             if (needed := self._scopes.get(path)) is not None:
-                clients.identify(_authorization(scope)).demand(needed)
+                clients.identify(authorization).demand(needed)
             made = await page(scope)
         record.status = made.status
         headers = [
@@ -143,7 +145,3 @@ class Pages:
         if reason is not None:
             return Page(msgspec.json.encode(Status("not_ready", reason)), status=503)
         return Page(msgspec.json.encode(Status("ready")))
-
-
-def _authorization(scope: Scope) -> bytes:
-    return next((value for name, value in scope["headers"] if name == b"authorization"), b"")

@@ -54,6 +54,8 @@ class ReplicaHandle:
     """What the replica itself demands."""
     max_inflight: int = 256
     max_model_len: int = 0
+    max_prompt_bytes: int = 0
+    """Of text, which can fit its context at the most; 0: not known."""
     usage_in_stream: bool = True
     """It takes `stream_options.include_usage`."""
     returns_token_ids: bool = False

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 
 from starlette.types import ASGIApp
 
-from shoal.http.errors import ApiError, ErrorBody, messages_error_json
+from shoal.http.errors import CONTEXT_EXCEEDED, ApiError, ErrorBody, in_messages_words, messages_error_json
 from shoal.http.event_stream import EventStream
 from shoal.http.sse import named_event
 from shoal.server.conversation import Conversation, prepare_conversation
@@ -17,8 +17,6 @@ from shoal.server.rendering import render_chat
 from shoal.server.state import Engine
 from shoal.server.streaming import json_answer
 from shoal.server.tool_choice import active_tools, settle_choice
-
-_CONTEXT = "context_length_exceeded"
 
 
 async def respond(engine: Engine, body: MessagesRequest, request_id: str) -> ASGIApp:
@@ -43,10 +41,8 @@ def count_tokens(engine: Engine, body: CountTokensRequest) -> TokensCounted:
 
 
 def _renamed(error: ApiError, body: CountTokensRequest) -> ApiError:
-    if error.body.code == _CONTEXT:
-        # The words by which Claude Code knows that it has to compact the conversation.
-        message = f"prompt is too long: {error.body.message}"
-        return ApiError(error.status, message, param="messages", code=_CONTEXT)
+    if error.body.code == CONTEXT_EXCEEDED:
+        return in_messages_words(error)
     schemas = {f"tools[{i}].function.parameters": f"tools[{i}].input_schema" for i in range(len(body.tools or ()))}
     return error.renamed(FIELD_NAMES | schemas)
 
