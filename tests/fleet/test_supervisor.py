@@ -29,6 +29,13 @@ def test_it_says_where_it_is_and_answers(pair: Served) -> None:
     assert [(m["id"], m["max_model_len"]) for m in models] == [("tiny", 1024)]
 
 
+def test_its_gateway_refuses_what_no_context_of_its_replicas_holds(pair: Served) -> None:
+    eventually(lambda: pair.whole(2), "both replicas are ready", 60)
+    answer = pair.complete("the quick brown fox " * 100_000, 8)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert "x-shoal-replica" not in answer.headers
+
+
 def test_cores_are_shared_out(pair: Served) -> None:
     threads = {psutil.Process(pid).num_threads() for pid in pair.pids()}
     cores = len(os.sched_getaffinity(0))
