@@ -29,8 +29,8 @@ from shoal.fleet.adapters.shoal import Shoal
 from shoal.fleet.config_file import parse_config
 from shoal.fleet.gateway import RequestRecord
 from shoal.fleet.launch import Command
+from shoal.fleet.managed import ManagedReplica, ReplicaPhase
 from shoal.fleet.service import FleetService
-from shoal.fleet.unit import Unit, UnitState
 from shoal.http.listening import bind, url_of
 from shoal.policy.outcomes import Outcome
 from shoal.policy.routing import Decision
@@ -264,7 +264,7 @@ class Chaos:
 
     # Faults.
 
-    async def fault(self, kind: str, unit: Unit) -> None:
+    async def fault(self, kind: str, unit: ManagedReplica) -> None:
         """One fault, with its end."""
         self.report.faults[kind] += 1
         proxy, pid = self.dialect.proxies[unit.name], unit.pid
@@ -296,7 +296,7 @@ class Chaos:
             count = sum(self.report.faults.values())
             # Every kind once, then at random.
             kind = kinds[count] if count < len(kinds) else self.random.choice(FAULTS)
-            ready = [unit for unit in self.service.supervisor.units if unit.state is UnitState.READY]
+            ready = [unit for unit in self.service.supervisor.replicas if unit.state is ReplicaPhase.READY]
             if ready:
                 await self.fault(kind, self.random.choice(ready))
             await asyncio.sleep(self.random.uniform(*pause))
@@ -306,7 +306,7 @@ class Chaos:
         self._stop.set()
         await asyncio.wait_for(asyncio.gather(*load), 90)
         self.report.seconds = time.monotonic() - started
-        self.report.restarts = sum(unit.restarts for unit in self.service.supervisor.units)
+        self.report.restarts = sum(unit.restarts for unit in self.service.supervisor.replicas)
         return self.report
 
     def whole(self) -> bool:
@@ -314,8 +314,8 @@ class Chaos:
         registry = self.service.registry
         now = registry.clock()
         return all(
-            unit.state is UnitState.READY and unit.name in registry and self._able(unit.name, now)
-            for unit in self.service.supervisor.units
+            unit.state is ReplicaPhase.READY and unit.name in registry and self._able(unit.name, now)
+            for unit in self.service.supervisor.replicas
         )
 
     def _able(self, name: str, now: float) -> bool:

@@ -201,7 +201,7 @@ async def test_a_reload_under_load_drops_nothing(kind: str, tmp_path: Path) -> N
             write(path, found, engine=engine, pool={"aliases": ["another"]}, gateway={"max_body_bytes": 3000})
             os.kill(os.getpid(), signal.SIGHUP)
             await eventually(lambda: service.reloads == 1, "it was reloaded", 60)
-            assert len(service.supervisor.units) == 2
+            assert len(service.supervisor.replicas) == 2
             cards = (await asking.get("/v1/models")).json()["data"]
             assert {card["id"] for card in cards} == {"fake", "another"}
             assert (await asking.post("/v1/completions", json=body(prompt="x" * 4000))).status_code == 413
@@ -212,15 +212,15 @@ async def test_a_reload_under_load_drops_nothing(kind: str, tmp_path: Path) -> N
             count = len(ended)
             await eventually(lambda: len(ended) > count + 8, "it goes on as it was")
             assert service.reloads == 1
-            (stays,) = (unit for unit in service.supervisor.units if unit.url == found[1].url)
+            (stays,) = (unit for unit in service.supervisor.replicas if unit.url == found[1].url)
             write(path, found[1:], engine=engine, pool={"aliases": ["another"]})
             os.kill(os.getpid(), signal.SIGHUP)
             await eventually(lambda: service.reloads == 2, "and again", 60)
-            assert [unit.url for unit in service.supervisor.units] == [found[1].url]
+            assert [unit.url for unit in service.supervisor.replicas] == [found[1].url]
             assert (await asking.post("/v1/completions", json=body(prompt="x" * 4000))).status_code == 200
             stop.set()
             await asyncio.gather(*clients)
-            assert service.supervisor.units[0] is stays, "a replica that is named before and after isn't touched"
+            assert service.supervisor.replicas[0] is stays, "a replica that is named before and after isn't touched"
             assert set(ended) == {(200, True)}, "no request was dropped"
             ledger = service.registry.ledger
             await eventually(lambda: ledger.live() == 0, "every lease was released")

@@ -156,8 +156,8 @@ async def test_an_attached_replica_says_why_it_is_not_ready(
         said = lambda: [r.getMessage() for r in caplog.records if "isn't ready" in r.getMessage()]  # noqa: E731
         try:
             await eventually(lambda: len(said()) >= 3, "all three are said", 20)
-            assert service.supervisor.units[0].url == found[0].url
-            await eventually(lambda: service.supervisor.units[0].state == "ready", "/v1 was taken off", 20)
+            assert service.supervisor.replicas[0].url == found[0].url
+            await eventually(lambda: service.supervisor.replicas[0].state == "ready", "/v1 was taken off", 20)
             await asyncio.sleep(1.0)
             (first,) = (line for line in said() if "p-1" in line)
             assert "no connection to" in first
@@ -182,7 +182,7 @@ async def test_another_model_at_an_old_url_is_noticed(tmp_path: Path) -> None:
         async with served(path) as (service, url), client(url) as asking:
             assert (await asking.post("/v1/completions", json=body())).status_code == 200
             await found[0].stop()
-            replica = service.supervisor.units[0].name
+            replica = service.supervisor.replicas[0].name
             await eventually(lambda: not service.registry.get(replica).state.healthy, "it is gone", 20)
             await asyncio.sleep(1.1)
             found[0].model = "org/fake"

@@ -51,7 +51,7 @@ def own(path: Path, program: Path, **sections: Any) -> Path:
 
 def key_of(service: FleetService) -> str | None:
     """The key that the replica's process was started with, as the system knows it."""
-    environment = Path(f"/proc/{service.supervisor.units[0].pid}/environ").read_bytes().split(b"\0")
+    environment = Path(f"/proc/{service.supervisor.replicas[0].pid}/environ").read_bytes().split(b"\0")
     found = [entry.partition(b"=")[2].decode() for entry in environment if entry.startswith(b"LLAMA_API_KEY=")]
     return found[0] if found else None
 
@@ -69,18 +69,18 @@ async def test_the_first_key_closes_the_way_around_the_gateway(tmp_path: Path) -
     async with served(own(tmp_path / "fleet.yaml", program)) as (service, url), client(url) as asking:
         assert (await asking.post("/v1/completions", json=body())).status_code == 200
         assert key_of(service) is None
-        first = service.supervisor.units[0].pid
+        first = service.supervisor.replicas[0].pid
         own(tmp_path / "fleet.yaml", program, keys=[KEY])
         await reloaded(service)
-        assert service.supervisor.units[0].pid != first
+        assert service.supervisor.replicas[0].pid != first
         assert key_of(service)
         assert (await asking.post("/v1/completions", json=body())).status_code == 401
         authorized = {"authorization": "Bearer secret"}
         assert (await asking.post("/v1/completions", json=body(), headers=authorized)).status_code == 200
-        second = service.supervisor.units[0].pid
+        second = service.supervisor.replicas[0].pid
         own(tmp_path / "fleet.yaml", program, keys=[KEY | {"tokens_per_minute": 10**6}])
         await reloaded(service)
-        assert service.supervisor.units[0].pid == second, "another limit is no reason"
+        assert service.supervisor.replicas[0].pid == second, "another limit is no reason"
 
 
 async def test_breaker_health_limits_and_tracing(

@@ -152,15 +152,17 @@ def show_ready(console: Console, service: FleetService, url: str) -> None:
     console.print(f"[bold green]Ready[/bold green]      {url}/v1")
     console.print(f"  dashboard  {url}/")
     for pool in config.pools:
-        units = [unit for unit in service.supervisor.units if unit.pool.name == pool.name]
-        names = ", ".join(f"{unit.name} ({unit.state})" if unit.problem else unit.name for unit in units)
+        replicas = [replica for replica in service.supervisor.replicas if replica.pool.name == pool.name]
+        names = ", ".join(
+            f"{replica.name} ({replica.state})" if replica.problem else replica.name for replica in replicas
+        )
         console.print(f"  replicas   {names}: {' / '.join(pool.models)} on {pool.engine}", soft_wrap=True)
-    for unit in service.supervisor.units:
-        if unit.problem:
-            console.print(f"  [red]{unit.name}[/red] {unit.problem}", soft_wrap=True, markup=True)
+    for replica in service.supervisor.replicas:
+        if replica.problem:
+            console.print(f"  [red]{replica.name}[/red] {replica.problem}", soft_wrap=True, markup=True)
     console.print(f"  routing    {config.router.policy}")
     console.print(f"  metrics    {url}/metrics")
-    logs = [unit.log_path for unit in service.supervisor.units if unit.log_path is not None]
+    logs = [replica.log_path for replica in service.supervisor.replicas if replica.log_path is not None]
     if logs:
         console.print(f"  logs       {logs[0].parent}", soft_wrap=True)
     console.print("  try        ", end="")

@@ -11,6 +11,7 @@ from shoal.fleet.gateway.config import GatewayConfig, KeyConfig
 from shoal.policy.admission import AdmissionConfig
 from shoal.policy.breaker import BreakerConfig
 from shoal.policy.health import HealthConfig
+from shoal.policy.restarts import RestartConfig
 from shoal.policy.routing import RouterConfig
 from shoal.specs.errors import SpecError
 from shoal.specs.layout import Layout
@@ -118,7 +119,7 @@ class Listen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Origins whose pages may call the endpoint; none by default."""
 
 
-class SupervisorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class SupervisorConfig(RestartConfig, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How replicas are started, watched and ended. Times in seconds."""
 
     start_seconds: Seconds = 900.0
@@ -127,14 +128,6 @@ class SupervisorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """Between SIGTERM and SIGKILL."""
     drain_seconds: Seconds = 30.0
     """Requests in flight get this long to end when a replica or the fleet goes."""
-    backoff_seconds: Seconds = 0.5
-    """Before a crashed replica is started again; doubled for every crash in a row."""
-    backoff_seconds_max: Seconds = 30.0
-    crash_limit: Annotated[int, Meta(ge=1)] = 5
-    """Crashes in a row, each before `stable_seconds` of service, after which it is given up until a reload."""
-    stable_seconds: Seconds = 10.0
-    unhealthy_seconds: Seconds = 60.0
-    """A replica that fails its checks for so long while its process lives is killed and started again."""
     log_dir: str | None = None
     """Where replicas' output goes; default: `fleet/logs` in $SHOAL_HOME, $XDG_STATE_HOME/shoal or
     ~/.local/state/shoal."""

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from shoal.fleet.adapters import Gate, ModelCard
+from shoal.fleet.adapters import ModelCard, ReadinessGate
 from shoal.policy.outcomes import LegFailed, Outcome
 
 _PAUSE_SECONDS = 0.2
@@ -11,7 +11,7 @@ _MAX_PAUSE_SECONDS = 2.0
 
 
 async def prove(
-    gate: Callable[[], Gate | None], names: Sequence[str], on_problem: Callable[[str], None]
+    gate: Callable[[], ReadinessGate | None], names: Sequence[str], on_problem: Callable[[str], None]
 ) -> ModelCard:
     """Return what the replica calls its model once it has generated a token.
 

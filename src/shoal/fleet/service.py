@@ -69,7 +69,7 @@ class FleetService:
         self._followers: Followers | None = None
         self.sharing = Sharing(self.registry)
         self._stop = asyncio.Event()
-        self._hurry = asyncio.Event()
+        self._force = asyncio.Event()
         self._tasks: set[asyncio.Task[object]] = set()
         self._retired: set[Gateway] = set()
         """Gateways of earlier configurations that still have requests."""
@@ -77,7 +77,7 @@ class FleetService:
     def stop(self) -> None:
         """Drain, then end. Called again: end at once."""
         if self._stop.is_set():
-            self._hurry.set()
+            self._force.set()
         self._stop.set()
 
     async def run(
@@ -95,7 +95,7 @@ class FleetService:
             sock,
             self._live(on_ready),
             close=self._close,
-            hurried=self._hurry.is_set,
+            force=self._force.is_set,
             certificate=listen.tls_certificate,
             key=listen.tls_key,
         )
@@ -193,16 +193,16 @@ class FleetService:
         gateways = [self.gateway, *self._retired]
         seconds = self.config.supervisor.drain_seconds
         draining = asyncio.ensure_future(asyncio.wait([asyncio.ensure_future(g.drain(seconds)) for g in gateways]))
-        hurry = asyncio.ensure_future(self._hurry.wait())
-        await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
-        hurry.cancel()
+        forced = asyncio.ensure_future(self._force.wait())
+        await asyncio.wait({draining, forced}, return_when=asyncio.FIRST_COMPLETED)
+        forced.cancel()
         if not draining.done():
             await asyncio.gather(*(gateway.drain(0) for gateway in gateways))
-        await asyncio.gather(draining, hurry, return_exceptions=True)
+        await asyncio.gather(draining, forced, return_exceptions=True)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.supervisor.close(hurry=self._hurry.is_set)
+        await self.supervisor.close(force=self._force.is_set)
         await self.sharing.close()
         if self._followers is not None:
             await self._followers.stop()

@@ -1,6 +1,6 @@
 """Wanted replicas and actual ones, brought together.
 
-    wanted (fleet.yaml) ─► apply ─► units: start, prove, watch, start again, drain, end ─► registry ─► router
+    wanted (fleet.yaml) ─► apply ─► replicas: start, prove, watch, start again, drain, end ─► registry ─► router
 
 A pool whose options changed is renewed one replica at a time. Of several, it goes first and the others carry on;
 the only one of a pool has its successor there before it goes. Requests never see it.
@@ -15,15 +15,16 @@ from dataclasses import dataclass, field
 from shoal.fleet.adapters import DIALECTS
 from shoal.fleet.config import FleetConfig, Pool, SupervisorConfig
 from shoal.fleet.context import FleetContext
+from shoal.fleet.managed import ManagedReplica, ReplicaPhase
 from shoal.fleet.paths import log_directory
 from shoal.fleet.registry import Registry
-from shoal.fleet.unit import Unit, UnitState
+from shoal.policy.restarts import starts_successor_first
 
 log = logging.getLogger("shoal.fleet")
 
 
 class FleetError(RuntimeError):
-    """The fleet can't serve; the message says why, with the last words of what failed."""
+    """The fleet can't serve; the message says why, with the end of the log of what failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +65,13 @@ class Supervisor:
         self._secret = secrets.token_urlsafe(32)
         # One for the fleet's whole life: replicas started later hand KV to those started before.
         self._kv_key = secrets.token_hex(32)
-        self._units: dict[str, Unit] = {}
+        self._replicas: dict[str, ManagedReplica] = {}
         self._changing = asyncio.Lock()
         self._closed = False
 
     @property
-    def units(self) -> list[Unit]:
-        return list(self._units.values())
+    def replicas(self) -> list[ManagedReplica]:
+        return list(self._replicas.values())
 
     @property
     def settings(self) -> SupervisorConfig:
@@ -97,32 +98,32 @@ class Supervisor:
             tracing=config.tracing,
         )
 
-    def _add(self, pool: Pool) -> Unit:
-        taken = {unit.place for unit in self._units.values() if unit.pool.name == pool.name}
-        attached = {unit.url for unit in self._units.values() if unit.pool.name == pool.name}
+    def _add(self, pool: Pool) -> ManagedReplica:
+        taken = {replica.place for replica in self._replicas.values() if replica.pool.name == pool.name}
+        attached = {replica.url for replica in self._replicas.values() if replica.pool.name == pool.name}
         if pool.urls:
             url = next((u for u in pool.urls if u.rstrip("/") not in attached), pool.urls[0])
             place = pool.urls.index(url)
             while place in taken:
                 place += len(pool.urls)
-            unit = Unit(pool, place, DIALECTS[pool.engine], self._context(), url=url.rstrip("/"))
+            replica = ManagedReplica(pool, place, DIALECTS[pool.engine], self._context(), url=url.rstrip("/"))
         else:
             place = next(n for n in range(len(taken) + 1) if n not in taken)
-            unit = Unit(pool, place, DIALECTS[pool.engine], self._context())
-        self._units[unit.name] = unit
-        unit.begin()
-        return unit
+            replica = ManagedReplica(pool, place, DIALECTS[pool.engine], self._context())
+        self._replicas[replica.name] = replica
+        replica.begin()
+        return replica
 
     async def settled(self) -> None:
         """Until every replica is ready or given up. `FleetError` unless some replica of each pool is ready."""
-        await asyncio.gather(*(unit.settled.wait() for unit in self.units))
+        await asyncio.gather(*(replica.settled.wait() for replica in self.replicas))
         if self._closed:
             return
-        for name in {unit.pool.name for unit in self.units}:
-            units = [unit for unit in self.units if unit.pool.name == name]
-            if not any(unit.state is UnitState.READY for unit in units):
-                first = units[0]
-                raise FleetError(f"pool {name} has no replica: {first.name} {first.problem}{first.last_words()}")
+        for name in {replica.pool.name for replica in self.replicas}:
+            replicas = [replica for replica in self.replicas if replica.pool.name == name]
+            if not any(replica.state is ReplicaPhase.READY for replica in replicas):
+                first = replicas[0]
+                raise FleetError(f"pool {name} has no replica: {first.name} {first.problem}{first.log_tail()}")
 
     # Changing what is wanted.
 
@@ -134,7 +135,7 @@ class Supervisor:
             self._config = config
             done = Applied()
             wanted = {pool.name: pool for pool in config.pools}
-            gone = [unit for unit in self.units if unit.pool.name not in wanted]
+            gone = [replica for replica in self.replicas if replica.pool.name not in wanted]
             await self._remove(gone, done)
             for name, pool in wanted.items():
                 old = before.get(name)
@@ -153,62 +154,61 @@ class Supervisor:
                 await self._renew(pool, self._of(pool), done)
             return done
 
-    def _of(self, pool: Pool) -> list[Unit]:
-        return [unit for unit in self.units if unit.pool.name == pool.name]
+    def _of(self, pool: Pool) -> list[ManagedReplica]:
+        return [replica for replica in self.replicas if replica.pool.name == pool.name]
 
     async def _follow(self, pool: Pool, done: Applied) -> None:
         """Replicas that run elsewhere: those that are named now come before those that no longer are go."""
         named = {url.rstrip("/") for url in pool.urls}
-        here = {unit.url for unit in self._of(pool)}
+        here = {replica.url for replica in self._of(pool)}
         await asyncio.gather(*(self._grow(pool, done) for _ in named - here))
-        await self._remove([unit for unit in self._of(pool) if unit.url not in named], done)
+        await self._remove([replica for replica in self._of(pool) if replica.url not in named], done)
         stale = [u for u in self._of(pool) if u.url is not None and not u.pool.same_at(pool, u.url)]
         await self._renew(pool, stale, done)
 
-    async def _renew(self, pool: Pool, old: list[Unit], done: Applied) -> None:
-        for unit in old[: pool.count]:
+    async def _renew(self, pool: Pool, old: list[ManagedReplica], done: Applied) -> None:
+        for replica in old[: pool.count]:
             if self._closed:
                 return
-            others = [u for u in self._of(pool) if u is not unit and u.state is UnitState.READY]
-            if others:
-                # In place: the same cores and memory serve its successor.
-                await self._remove([unit], done)
+            ready = [u for u in self._of(pool) if u is not replica and u.state is ReplicaPhase.READY]
+            if starts_successor_first(len(ready)):
+                if not await self._grow(pool, done):
+                    return
+                await self._remove([replica], done)
+            else:
+                await self._remove([replica], done)
                 if not await self._grow(pool, done):
                     log.error("pool %s: the renewal stops here; the other replicas go on as they were", pool.name)
                     return
-            else:
-                if not await self._grow(pool, done):
-                    return
-                await self._remove([unit], done)
 
     async def _resize(self, pool: Pool, done: Applied) -> None:
-        units = self._of(pool)
-        if len(units) > pool.count:
-            await self._remove(units[pool.count :], done)
-        missing = pool.count - len(units)
+        replicas = self._of(pool)
+        if len(replicas) > pool.count:
+            await self._remove(replicas[pool.count :], done)
+        missing = pool.count - len(replicas)
         if missing > 0:
             await asyncio.gather(*(self._grow(pool, done) for _ in range(missing)))
-        for unit in self._of(pool):
-            if unit.state is UnitState.FAILED:
+        for replica in self._of(pool):
+            if replica.state is ReplicaPhase.FAILED:
                 # Asked for again: perhaps what was wrong has been put right.
-                await self._remove([unit], done)
+                await self._remove([replica], done)
                 await self._grow(pool, done)
 
     async def _grow(self, pool: Pool, done: Applied) -> bool:
-        unit = self._add(pool)
-        await unit.settled.wait()
-        good = unit.state is UnitState.READY
-        (done.started if good else done.failed).append(unit.name)
+        replica = self._add(pool)
+        await replica.settled.wait()
+        good = replica.state is ReplicaPhase.READY
+        (done.started if good else done.failed).append(replica.name)
         return good
 
-    async def _remove(self, units: list[Unit], done: Applied) -> None:
-        await asyncio.gather(*(unit.stop() for unit in units))
-        for unit in units:
-            self._units.pop(unit.name, None)
-            done.stopped.append(unit.name)
+    async def _remove(self, replicas: list[ManagedReplica], done: Applied) -> None:
+        await asyncio.gather(*(replica.stop() for replica in replicas))
+        for replica in replicas:
+            self._replicas.pop(replica.name, None)
+            done.stopped.append(replica.name)
 
-    async def close(self, *, hurry: Callable[[], bool] = lambda: False) -> None:
+    async def close(self, *, force: Callable[[], bool] = lambda: False) -> None:
         """End every replica, whatever it is doing. Nothing of them is left when this returns."""
         self._closed = True
-        await asyncio.gather(*(unit.end(hurry=hurry()) for unit in self.units))
-        self._units.clear()
+        await asyncio.gather(*(replica.end(force=force()) for replica in self.replicas))
+        self._replicas.clear()

@@ -29,13 +29,13 @@ async def serve_while(
     life: Coroutine[Any, Any, None],
     *,
     close: Callable[[], Awaitable[None]],
-    hurried: Callable[[], bool],
+    force: Callable[[], bool],
     certificate: str | None = None,
     key: str | None = None,
 ) -> None:
     """Serve `app` on `sock` until `life` ends; then `close` it, and the socket. What `life` raises is raised then.
 
-    `hurried` is asked whether connections are to be cut. `certificate` and `key` are PEM files: HTTPS, then.
+    `force` is asked whether connections are to be cut. `certificate` and `key` are PEM files: HTTPS, then.
     """
     config = uvicorn.Config(
         app,
@@ -66,6 +66,6 @@ async def serve_while(
         await asyncio.gather(living, return_exceptions=True)
         await close()
         server.should_exit = True
-        server.force_exit = hurried()
+        server.force_exit = force()
         await serving
         sock.close()

@@ -8,9 +8,9 @@ from starlette.types import ASGIApp, Scope
 from shoal import __version__
 from shoal.fleet.gateway import Gateway, RequestRecord
 from shoal.fleet.gateway.pages import Page
+from shoal.fleet.managed import ManagedReplica, ReplicaPhase
 from shoal.fleet.registry import Replica
 from shoal.fleet.service import FleetService
-from shoal.fleet.unit import Unit, UnitState
 from shoal.observe.dashboard import HTML, page
 from shoal.observe.fleet_metrics import FleetMetrics, tpot_of
 from shoal.observe.traces import set_up, traced
@@ -79,7 +79,7 @@ class FleetObserver:
         service.registry.states(now)
         recent = self._window.recent(now)
         span = self._window.span(now, self._started)
-        replicas = tuple(self._replica(unit, recent, span, now) for unit in service.supervisor.units)
+        replicas = tuple(self._replica(managed, recent, span, now) for managed in service.supervisor.replicas)
         gateway = service.gateway
         assert gateway is not None
         ready = sum(replica.state == "ready" for replica in replicas)
@@ -111,22 +111,22 @@ class FleetObserver:
             decisions=self._shown(now),
         )
 
-    def _replica(self, unit: Unit, recent: list[Ended], span: float, now: float) -> ReplicaView:
+    def _replica(self, managed: ManagedReplica, recent: list[Ended], span: float, now: float) -> ReplicaView:
         registry = self._service.registry
-        replica = registry.get(unit.name) if unit.name in registry else None
-        state, why = _state(unit, replica, now)
-        mine = [e for e in recent if e.replica == unit.name]
+        replica = registry.get(managed.name) if managed.name in registry else None
+        state, why = _state(managed, replica, now)
+        mine = [e for e in recent if e.replica == managed.name]
         base = ReplicaView(
-            name=unit.name,
-            pool=unit.pool.name,
+            name=managed.name,
+            pool=managed.pool.name,
             state=state,
             why=why,
-            models=unit.pool.models,
-            engine=unit.pool.engine,
-            restarts=unit.restarts,
-            pid=unit.pid,
-            age_seconds=unit.age,
-            devices=unit.pool.ranks,
+            models=managed.pool.models,
+            engine=managed.pool.engine,
+            restarts=managed.restarts,
+            pid=managed.pid,
+            age_seconds=managed.age,
+            devices=managed.pool.ranks,
             hit_ratio=hit_ratios(mine)[1],
             tokens_per_second=sum(e.output_tokens for e in mine) / span,
         )
@@ -168,10 +168,10 @@ class FleetObserver:
         )
 
 
-def _state(unit: Unit, replica: Replica | None, now: float) -> tuple[str, str]:
+def _state(managed: ManagedReplica, replica: Replica | None, now: float) -> tuple[str, str]:
     """One word for a replica, and why it isn't `ready`."""
-    if unit.state is not UnitState.READY or replica is None:
-        return str(unit.state), unit.problem
+    if managed.state is not ReplicaPhase.READY or replica is None:
+        return str(managed.state), managed.problem
     if not replica.state.healthy:
         return "unhealthy", replica.unhealthy_because
     if replica.state.ejected:

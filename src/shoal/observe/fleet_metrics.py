@@ -191,11 +191,11 @@ class _Gauges(Collector):
         states = GaugeMetricFamily(
             "shoal_fleet_replica_state", "1 for the state it is in.", labels=["pool", "replica", "state"]
         )
-        for unit in self._service.supervisor.units:
-            where = [unit.pool.name, unit.name]
-            restarts.add_metric(where, unit.restarts)
-            devices.add_metric(where, unit.pool.ranks)
-            states.add_metric([*where, unit.state], 1)
+        for managed in self._service.supervisor.replicas:
+            where = [managed.pool.name, managed.name]
+            restarts.add_metric(where, managed.restarts)
+            devices.add_metric(where, managed.pool.ranks)
+            states.add_metric([*where, managed.state], 1)
         yield from (restarts, devices, states)
 
 

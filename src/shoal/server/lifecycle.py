@@ -70,7 +70,7 @@ class Replica:
         """In place of `engine`, of a model that gives vectors or scores."""
         self._observer: Observer = Observers((self.state.metrics, *observers)) if observers else self.state.metrics
         self._stop = asyncio.Event()
-        self._hurry = asyncio.Event()
+        self._force = asyncio.Event()
 
     @property
     def devices(self) -> int:
@@ -80,7 +80,7 @@ class Replica:
     def stop(self) -> None:
         """Drain, then end. Called again: end at once."""
         if self._stop.is_set():
-            self._hurry.set()
+            self._force.set()
         self._stop.set()
 
     async def run(
@@ -89,7 +89,7 @@ class Replica:
         """Serve on `sock` until stopped. Errors of loading the model are raised once the socket is closed again."""
         use_work_threads(asyncio.get_running_loop())
         app = self._around(build_app(self.state, self._pages(self)))
-        await serve_while(app, sock, self._live(on_ready), close=self._close, hurried=self._hurry.is_set)
+        await serve_while(app, sock, self._live(on_ready), close=self._close, force=self._force.is_set)
 
     async def _live(self, on_ready: Callable[["Replica"], Awaitable[None]] | None) -> None:
         stopped = asyncio.ensure_future(self._stop.wait())
@@ -127,11 +127,11 @@ class Replica:
         if engine is None:
             return
         draining = asyncio.ensure_future(engine.drain(self._options.drain_seconds))
-        hurry = asyncio.ensure_future(self._hurry.wait())
-        await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (draining, hurry):
+        forced = asyncio.ensure_future(self._force.wait())
+        await asyncio.wait({draining, forced}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (draining, forced):
             task.cancel()
-        await asyncio.gather(draining, hurry, return_exceptions=True)
+        await asyncio.gather(draining, forced, return_exceptions=True)
         self.state.cancel_requests()
         await engine.drain(LAST_WORDS_SECONDS)
         await engine.close()

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from shoal.fleet.adapters.base import Dialect, HttpAdapter, NotStartable, Order, Traits
-from shoal.fleet.adapters.gate import Gate
 from shoal.fleet.adapters.listing import ModelCard
 from shoal.fleet.adapters.llamacpp import LlamaCpp
 from shoal.fleet.adapters.openai import OpenAi
+from shoal.fleet.adapters.readiness import ReadinessGate
 from shoal.fleet.adapters.sglang import Sglang
 from shoal.fleet.adapters.shoal import ReplicaSetup, Shoal
 from shoal.fleet.adapters.vllm import Vllm
@@ -19,11 +19,11 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType(
 __all__ = [
     "DIALECTS",
     "Dialect",
-    "Gate",
     "HttpAdapter",
     "ModelCard",
     "NotStartable",
     "Order",
+    "ReadinessGate",
     "ReplicaSetup",
     "Traits",
 ]

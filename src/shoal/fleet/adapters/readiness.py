@@ -1,4 +1,4 @@
-"""A door before an adapter, shut until its replica has shown that it works."""
+"""An adapter that is not ready before its replica has shown that it works."""
 
 from collections.abc import AsyncIterator
 
@@ -7,8 +7,8 @@ from shoal.fleet.registry import RawEvents
 from shoal.policy.account import ReplicaStats
 
 
-class Gate:
-    """An adapter that isn't ready before its replica has generated a token."""
+class ReadinessGate:
+    """Says that a replica isn't ready until `open` is set: once it has generated a token."""
 
     def __init__(self, adapter: HttpAdapter) -> None:
         self.adapter = adapter

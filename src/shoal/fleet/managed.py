@@ -18,13 +18,14 @@ from enum import StrEnum
 from pathlib import Path
 
 from shoal.engine.options import default_name
-from shoal.fleet.adapters import Dialect, Gate, ModelCard, Order
+from shoal.fleet.adapters import Dialect, ModelCard, Order, ReadinessGate
 from shoal.fleet.config import Pool
 from shoal.fleet.context import FleetContext
 from shoal.fleet.launch import ReplicaLog, ReplicaProcess, free_port_pair
 from shoal.fleet.proof import prove
 from shoal.fleet.registry import ReplicaHandle
 from shoal.fleet.weights import weights_of
+from shoal.policy.restarts import RestartPolicy
 
 log = logging.getLogger("shoal.fleet")
 
@@ -32,7 +33,7 @@ REFUSED = 2
 """Exit code of a replica that can never work as it was asked to."""
 
 
-class UnitState(StrEnum):
+class ReplicaPhase(StrEnum):
     STARTING = "starting"
     READY = "ready"
     BACKOFF = "backoff"
@@ -48,16 +49,17 @@ class _Crashed(Exception):
         self.final = final
 
 
-class Unit:
-    """Begun once. `stop` drains it first, `end` doesn't."""
+class ManagedReplica:
+    """One wanted replica. Begun once; `stop` drains it first, `end` doesn't."""
 
     def __init__(
         self, pool: Pool, place: int, dialect: Dialect, context: FleetContext, url: str | None = None
     ) -> None:
+        """`url`: where it runs; None: it is started here."""
         self.pool = pool
         self.place = place
         self.name = f"{pool.name}-{place}"
-        self.state = UnitState.STARTING
+        self.state = ReplicaPhase.STARTING
         self.url = url
         self.attached = url is not None
         self.restarts = 0
@@ -72,10 +74,10 @@ class Unit:
         self._dialect = dialect
         self._context = context
         self._log = ReplicaLog(context.log_dir / f"{self.name}.log", context.settings.log_bytes)
-        self._gate: Gate | None = None
+        self._gate: ReadinessGate | None = None
         self._process: ReplicaProcess | None = None
         self._task: asyncio.Task[None] | None = None
-        self._crashes = 0
+        self._restarts = RestartPolicy(context.settings, attached=self.attached)
 
     @property
     def pid(self) -> int | None:
@@ -91,61 +93,56 @@ class Unit:
     def log_path(self) -> Path | None:
         return None if self.attached else self._log.path
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
+        """Return what its process wrote last, as the end of a sentence; empty if it wrote nothing."""
         tail = self._log.tail()
         return f"; it said last:\n{tail}" if tail else ""
 
-    def _enter(self, state: UnitState) -> None:
+    def _enter(self, state: ReplicaPhase) -> None:
         self.state, self.since = state, time.monotonic()
-        if state in (UnitState.READY, UnitState.FAILED, UnitState.STOPPED):
+        if state in (ReplicaPhase.READY, ReplicaPhase.FAILED, ReplicaPhase.STOPPED):
             self.settled.set()
 
     def begin(self) -> None:
         self._task = asyncio.ensure_future(self._live())
 
     async def _live(self) -> None:
-        settings = self._context.settings
         try:
             while True:
                 try:
                     await self._serve()
                 except _Crashed as crash:
-                    if not self._on_crash(crash):
-                        return
+                    delay = self._on_crash(crash)
                 except Exception as error:
                     log.exception("replica %s", self.name)
-                    if not self._on_crash(_Crashed(f"could not be started: {error}")):
-                        return
+                    delay = self._on_crash(_Crashed(f"could not be started: {error}"))
                 finally:
                     await self._end_process(grace=0)
-                wait = min(settings.backoff_seconds_max, settings.backoff_seconds * 2 ** max(0, self._crashes - 1))
-                # Replicas that fell together must not come back in one rush.
-                await asyncio.sleep(wait * random.uniform(0.8, 1.2))
+                if delay is None:
+                    return
+                await asyncio.sleep(delay)
                 self.restarts += 1
         finally:
             await self._end_process(grace=0)
 
-    def _on_crash(self, crash: _Crashed) -> bool:
-        """Whether it is started again."""
-        settings = self._context.settings
-        served = self.state is UnitState.READY and time.monotonic() - self.since >= settings.stable_seconds
-        self._crashes = 1 if served else self._crashes + 1
+    def _on_crash(self, crash: _Crashed) -> float | None:
+        """Return the seconds until it is started again; None: it is given up."""
+        served = self.age if self.state is ReplicaPhase.READY else 0.0
+        delay = self._restarts.on_crash(served, random.random(), final=crash.final)
         self.problem = str(crash)
-        given_up = crash.final or self._crashes >= settings.crash_limit
-        words = self.last_words()
-        if given_up and not self.attached:
-            log.error("replica %s %s; it is given up%s", self.name, crash, words)
-            self._enter(UnitState.FAILED)
-            return False
-        log.warning("replica %s %s; it is started again%s", self.name, crash, words)
-        self._enter(UnitState.BACKOFF)
-        return True
+        if delay is None:
+            log.error("replica %s %s; it is given up%s", self.name, crash, self.log_tail())
+            self._enter(ReplicaPhase.FAILED)
+        else:
+            log.warning("replica %s %s; it is started again%s", self.name, crash, self.log_tail())
+            self._enter(ReplicaPhase.BACKOFF)
+        return delay
 
     # One process.
 
     async def _serve(self) -> None:
         """From its start to its end, which is always a `_Crashed` (or being cancelled)."""
-        self._enter(UnitState.STARTING)
+        self._enter(ReplicaPhase.STARTING)
         exited: asyncio.Future[object]
         if self.attached:
             self._register(*self._attached_access())
@@ -161,7 +158,7 @@ class Unit:
             if not proven.done():
                 raise _Crashed(f"generated no token within {deadline:g} s of its start")
             proven.result()
-            self._enter(UnitState.READY)
+            self._enter(ReplicaPhase.READY)
             watched = asyncio.ensure_future(self._watch())
             try:
                 await asyncio.wait({exited, watched}, return_when=asyncio.FIRST_COMPLETED)
@@ -204,7 +201,7 @@ class Unit:
     async def _exit(self, process: ReplicaProcess) -> None:
         code = await process.wait()
         how = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
-        raise _Crashed(how, final=code == REFUSED and self.state is UnitState.STARTING)
+        raise _Crashed(how, final=code == REFUSED and self.state is ReplicaPhase.STARTING)
 
     def _attached_access(self) -> tuple[str | None, str | None]:
         key = os.environ.get(self.pool.api_key_env) if self.pool.api_key_env else None
@@ -218,7 +215,7 @@ class Unit:
         self._forget()
         assert self.url is not None
         adapter = self._dialect.adapter(self.url, api_key=api_key, events=events)
-        self._gate = Gate(adapter)
+        self._gate = ReadinessGate(adapter)
         self._context.registry.add(self._handle(api_key, None), healthy=False)
 
     def _handle(self, api_key: str | None, card: ModelCard | None) -> ReplicaHandle:
@@ -283,23 +280,20 @@ class Unit:
     async def _watch(self) -> None:
         """Returns never; raises once it has been unhealthy for too long."""
         settings = self._context.settings
-        ill_since: float | None = None
         while True:
             await asyncio.sleep(min(1.0, settings.unhealthy_seconds / 4))
             healthy = self._context.registry.get(self.name).state.healthy
-            now = time.monotonic()
-            if healthy and ill_since is not None and self.attached:
-                # Somebody else may have started another model there.
+            step = self._restarts.on_health(healthy, time.monotonic())
+            if step == "prove":
                 await self._prove()
-            ill_since = None if healthy else ill_since or now
-            if ill_since is not None and now - ill_since >= settings.unhealthy_seconds and not self.attached:
+            elif step == "kill":
                 raise _Crashed(f"was unhealthy for {settings.unhealthy_seconds:g} s")
 
     def _down(self) -> None:
         """Its process is gone or going: end its legs at once, so that they are tried elsewhere."""
         if self._gate is not None:
             self._gate.open = False
-        if self.name in self._context.registry and self.state is not UnitState.STOPPED:
+        if self.name in self._context.registry and self.state is not ReplicaPhase.STOPPED:
             self._context.registry.set_health(self.name, False, "its process ended")
 
     def _forget(self) -> None:
@@ -320,8 +314,8 @@ class Unit:
     async def stop(self) -> None:
         """No new requests, time for those in flight, then the end."""
         registry = self._context.registry
-        if self.name in registry and self.state is UnitState.READY:
-            self._enter(UnitState.DRAINING)
+        if self.name in registry and self.state is ReplicaPhase.READY:
+            self._enter(ReplicaPhase.DRAINING)
             registry.drain(self.name)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._context.settings.drain_seconds):
@@ -334,7 +328,7 @@ class Unit:
         while self.name in registry and registry.ledger.live(self.name):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
-    async def end(self, *, hurry: bool = False) -> None:
+    async def end(self, *, force: bool = False) -> None:
         """The end, at whatever stage. Legs that are still there are tried elsewhere."""
         # Taken from the task, which would kill it at once.
         process, self._process = self._process, None
@@ -345,6 +339,6 @@ class Unit:
         self._forget()
         try:
             if process is not None:
-                await process.end(0.0 if hurry else self._context.settings.stop_seconds)
+                await process.end(0.0 if force else self._context.settings.stop_seconds)
         finally:
-            self._enter(UnitState.STOPPED)
+            self._enter(ReplicaPhase.STOPPED)
