@@ -39,7 +39,7 @@ from shoal.http.errors import (
 from shoal.http.event_stream import ClientDisconnected
 from shoal.http.request_ids import CLIENT_CLOSED, request_id
 from shoal.http.transport import ON_LOST
-from shoal.policy.admission import Admission, Ticket
+from shoal.policy.admission import Admission
 from shoal.policy.outcomes import Outcome
 from shoal.policy.retry import RetryPolicy
 from shoal.policy.routing import Router, build_router
@@ -62,7 +62,7 @@ class Gateway:
         self.config = config or GatewayConfig()
         self.registry = registry
         self.router = router or build_router(self.config.router)
-        self.admission = admission or Admission(self.config.admission)
+        self.admission = admission or Admission(self.config.admission, self.config.down_seconds)
         self.observers = Observers()
         if self.config.access_log:
             self.observers.all.append(AccessLog())
@@ -82,7 +82,7 @@ class Gateway:
                 threshold_tokens=self.config.split_threshold_tokens, prefill_seconds=self.config.prefill_seconds
             ),
         )
-        self._dispatcher = Dispatcher(registry, self.router, self.admission, self.config.down_seconds)
+        self._dispatcher = Dispatcher(registry, self.router, self.admission)
         self._live: dict[asyncio.Task[Any], Exchange | None] = {}
         self._gone: set[asyncio.Task[Any]] = set()
         self._bodies = Bodies(self.config, registry.clock)
@@ -98,7 +98,6 @@ class Gateway:
             self.observers,
             self._stored,
         )
-        self._count = 0
 
     @property
     def live(self) -> int:
@@ -239,23 +238,15 @@ class Gateway:
             self.router,
             self.sizer,
             head.session,
+            client.name,
             client.priority,
             adapter=self.registry.base_of(model) is not None,
         )
         self._stored.pin(parsed, client.name, route, self.registry)
         if parsed.api.chunked and self.config.tokenize and self.tokens.wants(route):
             await self.tokens.fill(parsed, route)
-        self._count += 1
-        ticket = Ticket(
-            f"{record.request_id}#{self._count}",
-            client.name,
-            route.priority,
-            route.prompt_tokens,
-            route.max_tokens,
-            lane=model,
-        )
-        self._dispatcher.admit(ticket, route)
-        return Exchange(self._services, Asked(record, parsed, route, ticket, head.forwarded, send))
+        self._dispatcher.admit(route)
+        return Exchange(self._services, Asked(record, parsed, route, head.forwarded, send))
 
     def _watched(self, scope: Scope, receive: Receive, task: "asyncio.Task[Any]") -> Callable[[], object]:
         """End the request if its client leaves, at whatever stage it is; what is returned ends that."""

@@ -261,6 +261,7 @@ def route_request(
     router: Router,
     sizer: Sizer,
     session: str | None,
+    client: str,
     priority: int | None,
     *,
     adapter: bool,
@@ -280,6 +281,7 @@ def route_request(
         else 0,
         tokens=tokens,
         session=(session or text_of(ask.prompt_cache_key) or text_of(ask.user) or "")[:_SESSION_LIMIT] or None,
+        client=client,
         priority=priority if priority is not None else ask.priority or 0,
         extras=make_extras(ask.model if adapter else None, text_of(ask.cache_salt)),
     )

@@ -12,7 +12,6 @@ from shoal.fleet.gateway.reply import Headers
 from shoal.fleet.gateway.stored import StoredResponses
 from shoal.fleet.registry import Registry
 from shoal.fleet.split import Splitter
-from shoal.policy.admission import Ticket
 from shoal.policy.retry import RetryPolicy
 from shoal.policy.routing import RouteRequest
 
@@ -37,7 +36,6 @@ class Asked:
     record: RequestRecord
     parsed: Parsed
     route: RouteRequest
-    ticket: Ticket
     forwarded: Headers
     """Headers for the replica."""
     send: Send

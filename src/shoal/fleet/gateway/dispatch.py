@@ -1,4 +1,4 @@
-"""From a request to a lease: route now, or wait at the door until somebody has a slot.
+"""From a request to a lease: route now, or wait in the admission queue until a replica has a slot.
 
 Whoever waits is served in admission's order; a slot that comes free, a replica that comes back, wakes the next.
 """
@@ -9,19 +9,17 @@ from dataclasses import dataclass
 
 from shoal.fleet.registry import Registry
 from shoal.http.errors import ApiError
-from shoal.policy.admission import Admission, Refusal, Ticket, retry_after_header
+from shoal.policy.admission import Admission, Refusal, retry_after_header
 from shoal.policy.leases import Lease
 from shoal.policy.outcomes import Outcome
 from shoal.policy.routing import Decision, NoReplica, Router, RouteRequest
 
 _PUMP_WIDTH = 16
-"""Keys whose next request is looked at when something comes free."""
+"""Clients whose next request is looked at when something comes free."""
 
 
 @dataclass(slots=True)
 class _Waiting:
-    request: RouteRequest
-    ticket: Ticket
     streams: bool
     granted: "asyncio.Future[tuple[Decision, Lease]]"
 
@@ -39,16 +37,13 @@ def refused(refusal: Refusal) -> ApiError:
 class Dispatcher:
     """Owned by the gateway's event loop."""
 
-    def __init__(self, registry: Registry, router: Router, admission: Admission, down_seconds: float) -> None:
+    def __init__(self, registry: Registry, router: Router, admission: Admission) -> None:
         self._registry = registry
         self._router = router
         self._admission = admission
-        self._down_seconds = down_seconds
         self.on_chosen: Callable[[RouteRequest, str], None] | None = None
         """Told of every decision; for gateways that share them."""
-        self._waiting: dict[str, _Waiting] = {}
-        self._lanes: dict[str, int] = {}
-        """Lane → how many wait in it."""
+        self._waiting: dict[RouteRequest, _Waiting] = {}
         self._leave: tuple[Callable[[], None], ...] = (
             registry.on_change(lambda name: self.pump()),
             registry.on_emptied(router.forget),
@@ -60,29 +55,24 @@ class Dispatcher:
         for end in leave:
             end()
 
-    def admit(self, ticket: Ticket, request: RouteRequest) -> None:
+    def admit(self, request: RouteRequest) -> None:
         """`ApiError` 429 if its tokens would come too late."""
-        if not self._admission.judges or self._registry.idle(request.model):
-            # Nobody is slowed down by it, and a replica believed to be slow gets the chance to show otherwise.
-            return
-        now = self._registry.clock()
-        predicted = self._router.predict(request, self._registry.states(now), now)
-        tpot = self._registry.predicted_tpot(request.model)
-        refusal = self._admission.judge(ticket, predicted, self._registry.drain_rate(), tpot)
+        registry = self._registry
+        refusal = self._admission.refusal(request, self._router, registry, registry.clock())
         if refusal is not None:
             raise refused(refusal)
 
-    async def acquire(self, ticket: Ticket, request: RouteRequest, *, streams: bool) -> tuple[Decision, Lease]:
+    async def acquire(self, request: RouteRequest, *, streams: bool) -> tuple[Decision, Lease]:
         """A decision and its lease. `ApiError` 404, 429 or 503 says why there is none."""
         now = self._registry.clock()
-        answer = self._try(request, streams, now) if ticket.lane not in self._lanes else None
+        answer = None if self._admission.has_queue(request.model) else self._try(request, streams, now)
         if isinstance(answer, tuple):
-            self._admission.admit(ticket)
+            self._admission.admit(request)
             return answer
-        # None: others wait for the same, and nobody overtakes.
-        if answer is not None and (answer.kind == "model" or (request.excluded and answer.kind == "down")):
+        seconds = self._admission.patience(request, answer)
+        if answer is not None and not seconds:
             raise self._no_replica(answer, now)
-        return await self._wait(ticket, request, streams, answer)
+        return await self._wait(request, streams, answer, seconds)
 
     def _try(self, request: RouteRequest, streams: bool, now: float) -> tuple[Decision, Lease] | NoReplica:
         decision = self._router.route(request, self._registry.states(now), now)
@@ -93,25 +83,22 @@ class Dispatcher:
         return decision, self._registry.take(decision, request, streams=streams, now=now)
 
     async def _wait(
-        self, ticket: Ticket, request: RouteRequest, streams: bool, because: NoReplica | None
+        self, request: RouteRequest, streams: bool, because: NoReplica | None, seconds: float
     ) -> tuple[Decision, Lease]:
         now = self._registry.clock()
-        refusal = self._admission.enqueue(ticket, now, self._registry.drain_rate())
+        refusal = self._admission.enqueue(request, now, self._registry.drain_rate())
         if refusal is not None:
             raise refused(refusal)
         loop = asyncio.get_running_loop()
         granted: asyncio.Future[tuple[Decision, Lease]] = loop.create_future()
-        self._waiting[ticket.id] = _Waiting(request, ticket, streams, granted)
-        self._lanes[ticket.lane] = self._lanes.get(ticket.lane, 0) + 1
-        down = because is not None and because.kind == "down"
-        limit = self._down_seconds if down else self._admission.config.max_wait
+        self._waiting[request] = _Waiting(streams, granted)
         try:
             self.pump()
-            deadline = loop.time() + limit
+            deadline = loop.time() + seconds
             while not granted.done():
                 left = deadline - loop.time()
                 if left <= 0:
-                    raise self._no_replica(because or NoReplica("busy", f"no slot came free in {limit:g} s"), now)
+                    raise self._no_replica(because or NoReplica("busy", f"no slot came free in {seconds:g} s"), now)
                 # A breaker half-opens by time alone: nobody calls, so it is looked at.
                 await asyncio.wait({granted}, timeout=min(0.25, left))
                 if not granted.done():
@@ -122,11 +109,8 @@ class Dispatcher:
                 granted.result()[1].release(Outcome.CANCELLED, self._registry.clock())
             raise
         finally:
-            self._waiting.pop(ticket.id, None)
-            self._admission.leave(ticket.id)
-            self._lanes[ticket.lane] -= 1
-            if not self._lanes[ticket.lane]:
-                del self._lanes[ticket.lane]
+            self._waiting.pop(request, None)
+            self._admission.leave(request)
         return granted.result()
 
     def pump(self) -> None:
@@ -137,16 +121,16 @@ class Dispatcher:
         progress = True
         while progress:
             progress = False
-            for ticket in self._admission.order(now, _PUMP_WIDTH):
-                waiting = self._waiting.get(ticket.id)
+            for request in self._admission.order(now, _PUMP_WIDTH):
+                waiting = self._waiting.get(request)
                 if waiting is None or waiting.granted.done():
-                    self._admission.leave(ticket.id)
+                    self._admission.leave(request)
                     continue
-                answer = self._try(waiting.request, waiting.streams, now)
+                answer = self._try(request, waiting.streams, now)
                 if isinstance(answer, NoReplica):
                     continue
-                self._admission.admit(ticket)
-                del self._waiting[ticket.id]
+                self._admission.admit(request)
+                del self._waiting[request]
                 waiting.granted.set_result(answer)
                 progress = True
 

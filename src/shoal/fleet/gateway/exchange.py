@@ -40,10 +40,10 @@ class Exchange:
         self._form = asked.parsed.api.form
         self._path = asked.record.path.encode()
         self.reply = Reply(asked.send, self.record, self._clock, self._form)
-        ticket = asked.ticket
-        self.charge = ticket.prompt_tokens + ticket.max_tokens
+        route = self._route
+        self.charge = route.prompt_tokens + route.max_tokens
         """Tokens expected of it, for rate limits."""
-        self.meter = TokenMeter(ticket.prompt_tokens, ticket.max_tokens)
+        self.meter = TokenMeter(route.prompt_tokens, route.max_tokens)
         self.used = NOTHING_USED
         """What it has cost; exact when `run` has ended."""
         self._said = False
@@ -92,9 +92,7 @@ class Exchange:
 
     async def _acquire(self) -> Leg:
         self._tries += 1
-        decision, lease = await self._services.dispatcher.acquire(
-            self._asked.ticket, self._route, streams=self._parsed.streams
-        )
+        decision, lease = await self._services.dispatcher.acquire(self._route, streams=self._parsed.streams)
         replica = self._registry.get(decision.replica)
         record = self.record
         record.attempts += 1

@@ -9,9 +9,9 @@ Need = Literal["blocks", "text", "tokens"]
 NO_NEEDS: frozenset[Need] = frozenset()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RouteRequest:
-    """One request as the router sees it. Written once, before routing."""
+    """One request as routing and admission see it. Written once, before routing; equal to nothing but itself."""
 
     id: str
     model: str
@@ -27,7 +27,10 @@ class RouteRequest:
     """Hash of the prompt's rest after the last whole block, given all before it; empty: there is none."""
     text: str = ""
     session: str | None = None
+    client: str = ""
+    """Whose it is: clients get even shares of what is scarce."""
     priority: int = 0
+    """Lower is served first."""
     extras: tuple[tuple[str, str], ...] = ()
     """What else the KV depends on: LoRA, cache salt (see `policy.batching.prefix`)."""
     excluded: frozenset[str] = frozenset()
@@ -109,9 +112,9 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class NoReplica:
-    """Nobody can take it now: `kind` is `model` (unknown), `busy` (all slots taken) or `down`."""
+    """No replica can take it now: `model` (unknown), `busy` (all slots taken) or `down`."""
 
-    kind: str
+    kind: Literal["model", "busy", "down"]
     reason: str
 
 
