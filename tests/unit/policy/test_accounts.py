@@ -80,5 +80,4 @@ def test_a_fleet_drains_at_the_rate_of_those_that_serve() -> None:
     accounts.get("r1").state.healthy = False
     accounts.get("r2").state.draining = True
     assert accounts.drain_rate() == alone
-    assert not accounts.has_other("m", None, frozenset({"r0"}), 0.0)
     assert accounts.predicted_tpot("another") is None

@@ -33,7 +33,9 @@ def test_a_request_without_output_is_sent_to_another_replica(outcome: Outcome) -
 
 @pytest.mark.parametrize("outcome", FAILURES)
 def test_the_only_replica_is_asked_again_unless_it_was_busy(outcome: Outcome) -> None:
-    alone = [A, replica("p", role="prefill"), replica("ill", healthy=False)]
+    leaving = replica("leaving")
+    leaving.draining = True
+    alone = [A, leaving, replica("p", role="prefill"), replica("ill", healthy=False)]
     further = RetryPolicy().retry(request(), A, outcome, 1, alone, 0.0)
     again = outcome in RETRYABLE and outcome is not Outcome.BACKPRESSURE
     assert (further.excluded if further is not None else None) == (UNKNOWN if again else None)
