@@ -12,8 +12,8 @@ from pathlib import Path
 from shoal.bench.records import Record
 from shoal.bench.summary import Summary
 from shoal.specs.errors import SpecError
+from shoal.specs.quantities import parse_quantity
 from shoal.specs.traffic import positive
-from shoal.specs.units import parse_quantity
 
 _LATE_SHARE = 0.1
 """Schedule delay over this share of TTFT: the generator is part of what was measured."""

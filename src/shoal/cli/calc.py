@@ -17,10 +17,12 @@ from shoal.cli.calc_inputs import (
     Layers,
     Memory,
     Model,
+    ModelName,
     Params,
     Users,
     cache_of,
     device_of,
+    model_named,
     model_of,
     show,
     weights_of,
@@ -28,7 +30,8 @@ from shoal.cli.calc_inputs import (
 from shoal.plan import calc
 from shoal.specs.errors import SpecError
 from shoal.specs.layout import Layout
-from shoal.specs.units import decimal_bytes, duration, gigabytes, parse_quantity, parse_tokens
+from shoal.specs.quantities import parse_count, parse_quantity, parse_share, parse_tokens
+from shoal.specs.units import decimal_bytes, duration, gigabytes
 
 app = typer.Typer(
     add_completion=False,
@@ -36,20 +39,21 @@ app = typer.Typer(
     help="Arithmetic of sizing: weights, KV cache, fit, bubbles, hand-off, cost. GB is 10^9 bytes, GiB 2^30.",
 )
 
-Headroom = Annotated[float, typer.Option(help="Share of a device kept free for runtime and activations.")]
+Headroom = Annotated[str, typer.Option(help="Share of a device kept free for runtime and activations: 20%, 0.2.")]
 Degree = Annotated[int, typer.Option(min=1, help="Degree of this parallel axis.")]
 
 
 @app.command()
 def weights(
-    model: Model = None, params: Params = None, dtype: Dtype = None,
+    name: ModelName = None, model: Model = None, params: Params = None, dtype: Dtype = None,
     tp: Degree = 1, pp: Degree = 1, ep: Degree = 1, dp: Degree = 1,
     catalog: Catalogs = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Bytes of the weights; with --model exact, by part, and on the fullest device of a layout."""
-    name, total = weights_of(model, params, dtype, catalog)
+    model = model_named(name, model)
+    shown, total = weights_of(model, params, dtype, catalog)
     rows = [("all weights", gigabytes(total))]
-    values: dict[str, object] = {"model": name, "weight_bytes": total}
+    values: dict[str, object] = {"model": shown, "weight_bytes": total}
     if model is not None:
         from shoal.plan.memory import stage_weights
         from shoal.specs.sizes import weight_bytes
@@ -66,17 +70,18 @@ def weights(
         rows.append((f"fullest device of {layout.label()}", gigabytes(max(per_stage))))
         values |= {"parameters": counts.total, "active": counts.active, "worst_device_bytes": max(per_stage)}
     elif (tp, pp, ep, dp) != (1, 1, 1, 1):
-        raise SpecError("model", None, "--model: a layout cuts tensors, and a parameter count has none")
-    show(Answer(f"Weights of {name}", rows, values), as_json)
+        raise SpecError("MODEL", None, "a model: a layout cuts tensors, and a parameter count has none")
+    show(Answer(f"Weights of {shown}", rows, values), as_json)
 
 
 @app.command()
 def kv(
-    model: Model = None, context: Context = "8K", users: Users = "1", kv_dtype: KvDtype = "bf16",
-    layers: Layers = None, kv_heads: KvHeads = None, head_dim: HeadDim = None,
+    name: ModelName = None, model: Model = None, context: Context = "8K", users: Users = "1",
+    kv_dtype: KvDtype = "bf16", layers: Layers = None, kv_heads: KvHeads = None, head_dim: HeadDim = None,
     catalog: Catalogs = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Bytes of the KV cache: per token, per sequence, of all users."""
+    model = model_named(name, model)
     token, sequence, total = cache_of(model, (layers, kv_heads, head_dim), kv_dtype, context, users, catalog)
     rows = [
         ("each further token", f"{decimal_bytes(token)} ({token:,.0f} bytes)"),
@@ -89,8 +94,9 @@ def kv(
 
 @app.command()
 def fit(
-    model: Model = None, params: Params = None, dtype: Dtype = None, gpu: Gpu = None, memory: Memory = None,
-    context: Context = "8K", users: Users = "1", kv_dtype: KvDtype = "bf16", headroom: Headroom = calc.HEADROOM,
+    name: ModelName = None, model: Model = None, params: Params = None, dtype: Dtype = None, gpu: Gpu = None,
+    memory: Memory = None, context: Context = "8K", users: Users = "1", kv_dtype: KvDtype = "bf16",
+    headroom: Headroom = "20%",
     layers: Layers = None, kv_heads: KvHeads = None, head_dim: HeadDim = None,
     tp: Degree = 1, pp: Degree = 1, ep: Degree = 1, dp: Degree = 1,
     engine: Annotated[str, typer.Option(help="Engine whose memory use is assumed for the layout.")] = "vllm",
@@ -98,14 +104,16 @@ def fit(
     catalog: Catalogs = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """How many devices hold weights and cache; with --model and --gpu also what one layout and engine hold."""
-    name, held = weights_of(model, params, dtype, catalog)
+    model = model_named(name, model)
+    shown, held = weights_of(model, params, dtype, catalog)
+    free = parse_share(headroom, "--headroom")
     _, _, cached = cache_of(model, (layers, kv_heads, head_dim), kv_dtype, context, users, catalog)
     device, size = device_of(gpu, memory, catalog)
-    count = calc.devices_needed(held + cached, size, headroom)
+    count = calc.devices_needed(held + cached, size, free)
     rows = [
         ("weights", gigabytes(held)),
         (f"KV of {users} x {context}", gigabytes(cached)),
-        (f"usable of {device}", f"{gigabytes(size * (1 - headroom))}, {headroom:.0%} kept free"),
+        (f"usable of {device}", f"{gigabytes(size * (1 - free))}, {free:.0%} kept free"),
         ("devices needed", f"{count.exact:.3f}, so {count.label()}"),
     ]
     values: dict[str, object] = {
@@ -116,7 +124,7 @@ def fit(
         layout = Layout(tp=tp, pp=pp, ep=ep, dp=dp)
         _usable(model, gpu, count, rows, values, catalog)
         _layout(model, gpu, layout, dtype, kv_dtype, context, engine, engine_version, rows, values, catalog)
-    show(Answer(f"{name} on {device}", rows, values), as_json)
+    show(Answer(f"{shown} on {device}", rows, values), as_json)
 
 
 def _usable(
@@ -145,7 +153,7 @@ def _layout(
     constants = known.engine(engine, version)
     size = known.accelerator(gpu).device_bytes
     replica = replica_memory(spec, layout.validate(spec), size, constants, quantization=dtype, kv_dtype=kv_dtype)
-    worst, length = replica.worst, parse_tokens(context, "context")
+    worst, length = replica.worst, parse_tokens(context, "--context")
     title = f"{layout.label()} under {constants.engine} (constants since {constants.since})"
     rows += [
         ("", ""),
@@ -181,26 +189,29 @@ def bubble(
 @app.command()
 def handoff(
     size: Annotated[str | None, typer.Option(help='Bytes to move, e.g. "68 GB"; or --model and --context.')] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="The model whose cache moves.")] = None,
     model: Model = None, context: Context = "8K", kv_dtype: KvDtype = "bf16",
-    bandwidth: Annotated[str | None, typer.Option(help='Of a port, e.g. "400 Gb/s"; or --gpu for its NIC.')] = None,
+    bandwidth: Annotated[str | None, typer.Option(help="Of a port: 400gbps, 50GB/s; or --gpu for its NIC.")] = None,
     gpu: Gpu = None,
     ports: Annotated[int, typer.Option(help="Ports used at once.")] = 1,
-    efficiency: Annotated[float, typer.Option(help="Share of line rate reached.")] = 1.0,
+    efficiency: Annotated[str, typer.Option(help="Share of line rate reached: 80%, 0.8.")] = "100%",
     overlap_layers: Annotated[int, typer.Option(help="Layers streamed while prefill runs; 1: none.")] = 1,
     catalog: Catalogs = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Time to move a sequence's KV from a prefill to a decode replica."""
+    model = model_named(name, model)
     if size is not None:
-        moved = parse_quantity(size, "bytes", "size")
+        moved = parse_quantity(size, "bytes", "--size")
     elif model is not None:
         _, moved, _ = cache_of(model, (None, None, None), kv_dtype, context, "1", catalog)
     else:
-        raise SpecError("size", None, '--size such as "68 GB", or --model and --context')
+        raise SpecError("--size", None, 'bytes such as "68 GB", or a model and --context')
     rate = _bandwidth(bandwidth, gpu, catalog)
-    seconds = calc.handoff_seconds(moved, rate, ports, efficiency, 0.0, overlap_layers)
+    reached = parse_share(efficiency, "--efficiency", whole=True)
+    seconds = calc.handoff_seconds(moved, rate, ports, reached, 0.0, overlap_layers)
     rows = [
         ("to move", gigabytes(moved)),
-        ("link", f"{ports} x {rate / 1e9:,.1f} GB/s ({rate * 8 / 1e9:,.0f} Gb/s) at {efficiency:.0%}"),
+        ("link", f"{ports} x {rate / 1e9:,.1f} GB/s ({rate * 8 / 1e9:,.0f} Gb/s) at {reached:.0%}"),
         ("time", duration(seconds)),
     ]
     show(Answer("Hand-off", rows, {"bytes": moved, "bandwidth": rate, "seconds": seconds}), as_json)
@@ -210,50 +221,53 @@ def _bandwidth(bandwidth: str | None, gpu: str | None, catalog: Catalogs) -> flo
     from shoal.specs.catalog import load_catalog
 
     if bandwidth is not None:
-        return parse_quantity(bandwidth, "bytes/s", "bandwidth")
+        return parse_quantity(bandwidth, "bytes/s", "--bandwidth")
     if gpu is None:
-        raise SpecError("bandwidth", None, '--bandwidth such as "400 Gb/s", or --gpu')
-    nic = load_catalog(catalog or ()).accelerator(gpu).nic
+        raise SpecError("--bandwidth", None, "a rate such as 400gbps, or --gpu")
+    nic = load_catalog(catalog or ()).accelerator(gpu, "--gpu").nic
     if nic is None:
-        raise SpecError("gpu", gpu, "an accelerator whose network is known, or --bandwidth")
+        raise SpecError("--gpu", gpu, "an accelerator whose network is known, or --bandwidth")
     return nic.bandwidth
 
 
 @app.command()
 def cost(
-    devices: Annotated[float, typer.Option(help="Devices running (a mean may be fractional).")],
-    price: Annotated[str | None, typer.Option(help='Of a device-hour, e.g. "2 USD/h"; or --gpu.')] = None,
+    devices: Annotated[str, typer.Option(help="Devices running: 8, 1,814 (a mean may be fractional).")],
+    price: Annotated[str | None, typer.Option(help="Of a device: $2/h, $1,440/month; or --gpu.")] = None,
     gpu: Gpu = None,
     rented: Annotated[bool, typer.Option(help="With --gpu: the price of renting instead of owning.")] = False,
     tokens_per_second: Annotated[
-        float | None, typer.Option("--tokens-per-second", help="Of all devices together, when busy.")
+        str | None, typer.Option("--tokens-per-second", help="Of all devices together, when busy: 14,800, 15k.")
     ] = None,
-    utilization: Annotated[float, typer.Option(help="Share of the time they are busy.")] = 1.0,
+    utilization: Annotated[str, typer.Option(help="Share of the time they are busy: 50%.")] = "100%",
     catalog: Catalogs = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Dollars a day, and a million tokens."""
     rate = _price(price, gpu, rented, catalog)
-    day = calc.cost_per_day(devices, rate)
+    count = parse_count(devices, "--devices", "8 or 1,814")
+    day = calc.cost_per_day(count, rate)
     rows = [("price", f"{rate:,.2f} USD per device-hour"), ("per day", f"{day:,.0f} USD")]
     values: dict[str, object] = {"usd_per_device_hour": rate, "usd_per_day": day}
     if tokens_per_second is not None:
-        million = calc.cost_per_million(devices, rate, tokens_per_second, utilization)
-        rows.append((f"a million tokens at {utilization:.0%} use", f"{million:,.4f} USD"))
+        busy = parse_share(utilization, "--utilization", whole=True)
+        speed = parse_count(tokens_per_second, "--tokens-per-second", "14,800 or 15k")
+        million = calc.cost_per_million(count, rate, speed, busy)
+        rows.append((f"a million tokens at {busy:.0%} use", f"{million:,.4f} USD"))
         values["usd_per_million_tokens"] = million
-    show(Answer(f"{devices:g} devices", rows, values), as_json)
+    show(Answer(f"{count:g} devices", rows, values), as_json)
 
 
 def _price(price: str | None, gpu: str | None, rented: bool, catalog: Catalogs) -> float:
     from shoal.specs.catalog import load_catalog
 
     if price is not None:
-        return parse_quantity(price, "usd/h", "price")
+        return parse_quantity(price, "usd/h", "--price")
     if gpu is None:
-        raise SpecError("price", None, '--price such as "2 USD/h", or --gpu')
+        raise SpecError("--price", None, "a price such as $2/h, or --gpu")
     basis = "rented" if rented else "owned"
     known = load_catalog(catalog or ()).accelerator(gpu).price("rented" if rented else "owned")
     if known is None:
-        raise SpecError("gpu", gpu, f"an accelerator whose price ({basis}) is known, or --price")
+        raise SpecError("--gpu", gpu, f"an accelerator whose price ({basis}) is known, or --price")
     return known
 
 

@@ -69,7 +69,9 @@ def _dispatch(arguments: list[str]) -> int:
         app = typer.Typer(add_completion=False)
         app.command()(target)
         target = app
-    result = typer.main.get_command(target).main(rest, prog_name=f"shoal {name}", standalone_mode=False)
+    command = typer.main.get_command(target)
+    command.context_settings.setdefault("help_option_names", ["-h", "--help"])
+    result = command.main(rest, prog_name=f"shoal {name}", standalone_mode=False)
     if result == INTERRUPTED:  # typer turned Ctrl-C into its code
         _say("interrupted")
     return result if isinstance(result, int) else 0
@@ -103,13 +105,15 @@ def _unknown(name: str) -> str:
 def _report(error: Exception) -> int:
     """Print what went wrong and return the exit code for it."""
     if hasattr(error, "format_message"):  # typer's usage errors, whose classes differ between its versions
-        _say(f"error: {error.format_message()}")
+        if message := error.format_message():  # without: the help was printed instead
+            _say(f"error: {message}")
         return USAGE
     if type(error).__name__ == "Abort":  # typer's, for Ctrl-C at a prompt
         _say("interrupted")
         return INTERRUPTED
     if type(error).__module__.startswith("shoal."):
-        _say(f"error: {error}")
+        for line in str(error).splitlines():
+            _say(f"error: {line}")
         return USAGE if isinstance(error, ValueError) else FAILED
     if isinstance(error, OSError):
         _say(f"error: {_system_words(error)}")

@@ -1,14 +1,12 @@
 """`shoal plan MODEL`: a sized, priced, explained deployment; `score` and `calibrate` beside it."""
 
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from shoal.cli.plan_data import attach
 from shoal.specs.errors import SpecError
-from shoal.specs.units import parse_count, parse_quantity, parse_tokens
 
 if TYPE_CHECKING:
     from shoal.plan.designs import Plan
@@ -40,87 +38,103 @@ Emit = Annotated[
 ]
 
 
+def _text(*names: str, help: str) -> Any:
+    return typer.Option(*names, help=help, metavar="TEXT", show_default=False)
+
+
 @app.command(_DEFAULT, epilog="Further commands: shoal plan score ROWS, shoal plan calibrate MEASUREMENTS.")
 def plan_model(
-    model: Annotated[str, typer.Argument(help="A catalogued model, or a directory, config.json or GGUF file.")],
+    model: Annotated[
+        str | None,
+        typer.Argument(help="A catalogued model, a Hugging Face id, or a directory, config.json or GGUF file."),
+    ] = None,
+    model_option: Annotated[str | None, typer.Option("--model", help="The same, as an option.")] = None,
     gpu: Annotated[
         list[str] | None,
-        typer.Option(help="Accelerators to consider; repeat, or separate by commas. Default: all."),
-    ] = None,
-    users: Annotated[str | None, typer.Option(help="Requests in flight at the peak, e.g. 200 or 10K.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Requests per second at the peak, instead or as well.")] = None,
-    context: Annotated[
-        str | None,
-        typer.Option(
-            help="Tokens a user holds, e.g. 8K (8192); beside --input and --output: of the longest request."
+        _text(
+            "--gpu", "--gpus", help="Accelerators, counted or not: h100,h200; 8xh100; 8; a cluster. Default: all."
         ),
     ] = None,
-    input_tokens: Annotated[str | None, typer.Option("--input", help="Mean prompt, tokens.")] = None,
-    output_tokens: Annotated[str | None, typer.Option("--output", help="Mean answer, tokens.")] = None,
-    ttft: Annotated[str, typer.Option(help='Time to first token: "2s", "800ms" (bare: ms), or none.')] = "5s",
-    tpot: Annotated[str, typer.Option(help='Time per output token: "50ms" (bare: ms), or none.')] = "50ms",
-    percentile: Annotated[float, typer.Option(help="Percentile of requests that must meet the targets.")] = 50.0,
-    prefix_hit: Annotated[float, typer.Option(help="Share of input tokens found in the prefix cache.")] = 0.0,
-    peak_to_mean: Annotated[float, typer.Option(help="Peak traffic over mean traffic.")] = 1.0,
-    headroom: Annotated[float, typer.Option(help="Share of a replica's capacity kept free at the peak.")] = 0.1,
-    spares: Annotated[int, typer.Option(help="Replicas that may fail at the peak (1: N+1).")] = 0,
-    max_devices: Annotated[int | None, typer.Option(help="Devices that there are.")] = None,
-    engine: Annotated[str | None, typer.Option(help="vllm (default), sglang, trtllm or shoal.")] = None,
-    engine_version: Annotated[str | None, typer.Option(help="For its memory constants; default: newest.")] = None,
+    users: Annotated[str | None, _text("--users", help="Requests in flight at the peak: 200, 8,192, 10k.")] = None,
+    rate: Annotated[
+        str | None, _text("--rate", "--rps", help="Requests at the peak, instead or as well: 5/s, 300/min.")
+    ] = None,
+    context: Annotated[
+        str | None,
+        _text(
+            "--context", help="Tokens a user holds: 8k (8192); beside --input and --output: of the longest request."
+        ),
+    ] = None,
+    input_tokens: Annotated[str | None, _text("--input", "--isl", help="Mean prompt in tokens: 4000, 8k.")] = None,
+    output_tokens: Annotated[str | None, _text("--output", "--osl", help="Mean answer in tokens.")] = None,
+    ttft: Annotated[str | None, _text("--ttft", help="Time to first token: 2s, 800ms, none. Default: 5s.")] = None,
+    tpot: Annotated[
+        str | None, _text("--tpot", "--itl", help="Time per output token: 50ms, none. Default: 50ms.")
+    ] = None,
+    percentile: Annotated[
+        str | None,
+        _text("--percentile", help="Percentile of requests that must meet the targets: p95. Default: p50."),
+    ] = None,
+    prefix_hit: Annotated[
+        str | None, _text("--prefix-hit", help="Share of input tokens in the prefix cache: 50%, 0.5. Default: 0.")
+    ] = None,
+    peak_to_mean: Annotated[
+        str | None, _text("--peak-to-mean", help="Peak traffic over mean traffic: 3. Default: 1.")
+    ] = None,
+    headroom: Annotated[
+        str | None, _text("--headroom", help="Share of a replica kept free at the peak. Default: 10%.")
+    ] = None,
+    spares: Annotated[
+        str | None, _text("--spares", help="Replicas that may fail at the peak (1: N+1). Default: 0.")
+    ] = None,
+    max_devices: Annotated[str | None, _text("--max-devices", help="Devices that there are.")] = None,
+    engine: Annotated[str | None, _text("--engine", help="vllm (default), sglang, trtllm or shoal.")] = None,
+    engine_version: Annotated[
+        str | None, _text("--engine-version", help="For its memory constants; default: newest.")
+    ] = None,
     weights: Annotated[
-        list[str] | None, typer.Option(help="Ways to store weights: checkpoint, bf16, fp8, int4, nvfp4, …")
+        list[str] | None,
+        _text("--weights", "--quantization", help="Ways to store weights: checkpoint, fp8, w4a16, nvfp4, …"),
     ] = None,
     kv_dtype: Annotated[
-        list[str] | None, typer.Option("--kv-dtype", help="Ways to store the cache: bf16, fp8.")
+        list[str] | None, _text("--kv-dtype", "--kv-cache-dtype", help="Ways to store the cache: bf16, fp8_e4m3.")
     ] = None,
     split: Annotated[
-        str, typer.Option(help="Prefill and decode in pools of their own: auto, never or only.")
-    ] = "auto",
-    rented: Annotated[bool, typer.Option(help="Use prices of renting instead of owning.")] = False,
-    sure: Annotated[bool, typer.Option(help="Size for the upper end of the intervals.")] = False,
+        str | None, _text("--split", help="Prefill and decode in pools of their own: auto, never or only.")
+    ] = None,
+    prices: Annotated[str | None, _text("--prices", help="owned (default) or rented.")] = None,
+    rented: Annotated[bool, typer.Option("--rented", help="--prices rented.")] = False,
+    sized_for: Annotated[
+        str | None, _text("--sized-for", help="mean (default), or high: the upper end of the intervals.")
+    ] = None,
+    sure: Annotated[bool, typer.Option("--sure", help="--sized-for high.")] = False,
     catalog: Annotated[list[Path] | None, typer.Option(help="A catalogue file of your own; repeatable.")] = None,
     top: Annotated[int, typer.Option(min=1, max=1000, help="Designs to show.")] = 8,
-    quick: Annotated[bool, typer.Option(help="Leave out what would change the answer.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Leave out what would change the answer.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a self-contained report here.")] = None,
     emit: Emit = None,
 ) -> None:
-    """Size, price and explain a deployment of MODEL. Users default to 1, targets to 5 s TTFT and 50 ms TPOT."""
-    from shoal.plan.api import ask
+    """Size, price and explain a deployment of MODEL. Users default to 1, targets to 5 s TTFT and 50 ms TPOT.
+
+    Numbers are written as people write them: 8k, 10k, 70b, 8,192, 50%, p95, 5s, 5/s. Times need their unit.
+    """
+    from shoal.cli.question import asked_of_options, read_question
     from shoal.plan.search import search
 
     if emit is not None:
         from shoal.plan.emit import check_target
 
         check_target(emit)
-        if engine is None and emit != "k8s":
-            engine = emit
-    question = ask(
-        model,
-        gpu=_listed(gpu),
-        users=None if users is None else parse_count(users, "users"),
-        rate=rate,
-        context=None if context is None else parse_tokens(context, "context"),
-        input_tokens=None if input_tokens is None else parse_tokens(input_tokens, "input"),
-        output_tokens=None if output_tokens is None else parse_tokens(output_tokens, "output"),
-        ttft=seconds(ttft, "ttft"),
-        tpot=seconds(tpot, "tpot"),
-        percentile=percentile,
-        prefix_hit=prefix_hit,
-        peak_to_mean=peak_to_mean,
-        headroom=headroom,
-        spares=spares,
-        max_devices=max_devices,
-        engine=engine or "vllm",
-        engine_version=engine_version,
-        weights=_listed(weights),
-        kv_dtypes=_listed(kv_dtype),
-        split=_split(split),
-        basis="rented" if rented else "owned",
-        assurance="high" if sure else "mean",
-        catalogs=catalog or (),
-    )
-    _answer(search(question), model, top, quick, as_json, html, emit)
+    asked = asked_of_options(
+        model=model, model_option=model_option, gpu=gpu, users=users, rate=rate, context=context,
+        input=input_tokens, output=output_tokens, ttft=ttft, tpot=tpot, percentile=percentile,
+        prefix_hit=prefix_hit, peak_to_mean=peak_to_mean, headroom=headroom, spares=spares, max_devices=max_devices,
+        engine=engine, engine_version=engine_version, weights=weights, kv_dtype=kv_dtype, split=split,
+        prices="rented" if rented else prices, sized_for="high" if sure else sized_for,
+    )  # fmt: skip
+    read = read_question(asked, catalog or (), emit if emit not in (None, "k8s") else "vllm")
+    _answer(search(read.question), asked.model or "", top, quick, as_json, html, emit)
 
 
 def _answer(
@@ -152,31 +166,6 @@ def _answer(
             typer.echo(f"\nReport: {html}")
     if plan.best is None:
         raise typer.Exit(NO_PLAN)
-
-
-def seconds(text: str, field: str) -> float | None:
-    """`2s`, `800ms`, a bare number of milliseconds, or `none`."""
-    cleaned = text.strip()
-    if cleaned.lower() in ("none", "off", "-"):
-        return None
-    if re.fullmatch(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?", cleaned):
-        value = float(cleaned)
-        if value <= 0:
-            raise SpecError(field, text, "a time above zero such as 50ms, 2s or 50 (milliseconds), or none")
-        return value / 1e3
-    return parse_quantity(cleaned, "seconds", field)
-
-
-def _listed(values: list[str] | None) -> list[str]:
-    """Repeated options and comma-separated ones, flattened."""
-    return [part.strip() for value in values or () for part in value.split(",") if part.strip()]
-
-
-def _split(text: str) -> Literal["auto", "never", "only"]:
-    known: dict[str, Literal["auto", "never", "only"]] = {"auto": "auto", "never": "never", "only": "only"}
-    if text not in known:
-        raise SpecError("split", text, "auto, never or only")
-    return known[text]
 
 
 attach(app)

@@ -8,6 +8,7 @@ from shoal.cli.console import stdout_console
 from shoal.plan.cost import distinct
 from shoal.plan.designs import Design, Plan
 from shoal.plan.explain import Explanation
+from shoal.plan.restate import restate
 from shoal.plan.step_time import Estimate
 
 _NARROW = 110
@@ -16,7 +17,7 @@ _NARROW = 110
 def show_plan(plan: Plan, explanation: Explanation, top: int) -> None:
     """Print to standard output."""
     console = stdout_console()
-    console.print(f"[bold]{escape(_asked(plan))}[/bold]")
+    console.print(f"[bold]{escape(restate(plan.question))}[/bold]")
     if plan.best is not None:
         console.print(_table(plan, top, console.width < _NARROW))
         console.print(
@@ -32,20 +33,6 @@ def show_plan(plan: Plan, explanation: Explanation, top: int) -> None:
         else:
             console.print(escape(line))
     _figures(console, explanation)
-
-
-def _asked(plan: Plan) -> str:
-    question, load, slo = plan.question, plan.question.workload, plan.question.slo
-    traffic = [f"{load.users:,.0f} in flight" if load.users is not None else ""]
-    traffic.append(f"{load.rate:g} requests/s" if load.rate is not None else "")
-    targets = [f"TTFT ≤ {slo.ttft:g} s" if slo.ttft else "", f"TPOT ≤ {slo.tpot * 1e3:g} ms" if slo.tpot else ""]
-    parts = [
-        *traffic,
-        f"{load.input.mean:,.0f} tokens in, {load.output.mean:,.0f} out",
-        *targets,
-        f"p{slo.percentile:g}" if slo.percentile != 50 else "",
-    ]
-    return f"{question.model.name}: {' · '.join(part for part in parts if part)}"
 
 
 def _served(plan: Plan) -> str:

@@ -8,13 +8,13 @@ import functools
 import ipaddress
 import json
 import webbrowser
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 import typer
@@ -32,30 +32,9 @@ FILES: Mapping[str, str] = MappingProxyType(
 )
 MAX_BODY_BYTES = 64 * 1024
 READ_SECONDS = 30
+Answer = Callable[[bytes, tuple[Path, ...]], dict[str, object]]
+"""What a POST is answered by: (JSON body, catalogue files) to JSON."""
 _POLICY = "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'"
-
-
-class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of `POST /api/plan`. Times in milliseconds, null: no target."""
-
-    model: str
-    gpu: list[str] = []
-    users: float | None = None
-    rate: float | None = None
-    context: float | None = None
-    input_tokens: float | None = None
-    output_tokens: float | None = None
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-    percentile: float = 50.0
-    prefix_hit: float = 0.0
-    peak_to_mean: float = 1.0
-    headroom: float = 0.1
-    spares: int = 0
-    max_devices: int | None = None
-    split: Literal["auto", "never", "only"] = "auto"
-    basis: Literal["owned", "rented"] = "owned"
-    top: int = 8
 
 
 def ui(
@@ -88,6 +67,12 @@ def make_server(host: str, port: int, catalogs: tuple[Path, ...] = ()) -> Thread
         return ThreadingHTTPServer((host, port), handler)
     except OSError as error:
         raise SpecError("port", port, f"a free port, or 0 for any ({error.strerror})") from None
+
+
+def _answers() -> Mapping[str, Answer]:
+    from shoal.cli.page_answers import plan_answer
+
+    return {"/api/plan": plan_answer}
 
 
 def _loopback(host: str) -> bool:
@@ -125,16 +110,18 @@ class Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "a JSON body with its length is expected")
         elif int(length) > MAX_BODY_BYTES:
             self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {MAX_BODY_BYTES:,} bytes are read")
-        elif self.path != "/api/plan":
+        elif (answer := _answers().get(self.path)) is None:
             self._refuse(HTTPStatus.NOT_FOUND, f"there is no {self.path}")
         else:
-            self._plan(self.rfile.read(int(length)))
+            self._answer(answer, self.rfile.read(int(length)))
 
-    def _plan(self, body: bytes) -> None:
+    def _answer(self, answer: Answer, body: bytes) -> None:
+        from shoal.cli.page_answers import problems_data
+
         try:
-            self._json(HTTPStatus.OK, plan_answer(body, self.catalogs))
-        except (SpecError, msgspec.DecodeError, msgspec.ValidationError) as error:
-            self._json(HTTPStatus.BAD_REQUEST, {"error": str(error)})
+            self._json(HTTPStatus.OK, answer(body, self.catalogs))
+        except (SpecError, msgspec.DecodeError) as error:
+            self._json(HTTPStatus.BAD_REQUEST, {"error": str(error), "problems": problems_data(error)})
 
     def _welcome(self) -> bool:
         """Whether the request names a loopback host: a foreign page whose name resolves here does not."""
@@ -164,40 +151,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Quiet: the page is for one person who sees what it does."""
-
-
-def plan_answer(body: bytes, catalogs: tuple[Path, ...]) -> dict[str, object]:
-    """A search for a JSON body (`Asked`). Raises `SpecError` or msgspec's errors for what cannot be searched."""
-    from shoal.plan.api import ask, check_catalogued
-    from shoal.plan.explain import explain
-    from shoal.plan.report import plan_data
-    from shoal.plan.search import search
-
-    asked = msgspec.json.decode(body, type=Asked)
-    # Names only: a page has no business reading this machine's files.
-    check_catalogued(asked.model, catalogs)
-    question = ask(
-        asked.model,
-        gpu=asked.gpu,
-        users=asked.users,
-        rate=asked.rate,
-        context=asked.context,
-        input_tokens=asked.input_tokens,
-        output_tokens=asked.output_tokens,
-        ttft=None if asked.ttft_ms is None else asked.ttft_ms / 1e3,
-        tpot=None if asked.tpot_ms is None else asked.tpot_ms / 1e3,
-        percentile=asked.percentile,
-        prefix_hit=asked.prefix_hit,
-        peak_to_mean=asked.peak_to_mean,
-        headroom=asked.headroom,
-        spares=asked.spares,
-        max_devices=asked.max_devices,
-        split=asked.split,
-        basis=asked.basis,
-        catalogs=catalogs,
-    )
-    plan = search(question)
-    return plan_data(plan, explain(plan, sensitivity=False), max(1, min(asked.top, 50)))
 
 
 @functools.lru_cache(maxsize=4)

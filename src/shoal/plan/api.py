@@ -7,6 +7,7 @@ answer = plan("llama-3.1-70b", gpu=["h200", "b200"], users=200, context=8192, tp
 print(answer.best.name, "\\n".join(explain(answer).lines()))
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from shoal.plan.designs import Plan
 from shoal.plan.question import Assurance, PriceBasis, Question, SplitMode, engines_of
 from shoal.plan.search import search
 from shoal.specs.catalog import load_catalog
-from shoal.specs.catalog.models import catalog_entry, catalog_model
+from shoal.specs.catalog.models import catalog_model
 from shoal.specs.errors import SpecError, UnknownModel
+from shoal.specs.hardware import Accelerator
 from shoal.specs.load import load_model_spec
 from shoal.specs.model import ModelSpec
 from shoal.specs.traffic import MAX_TOKENS, Lengths, Slo, Workload, positive
@@ -28,20 +30,23 @@ ASSUMED_CONTEXT = 8192
 ASSUMED_OUTPUT = 512
 
 
+_FILE_NAME = re.compile(r"^(\.{1,2}(/|$)|/|~)|\.(json|gguf|ya?ml)$", re.IGNORECASE)
+
+
 def find_model(name: str, catalogs: Sequence[Path | str] = ()) -> ModelSpec:
-    """The model at a path (directory, config.json, GGUF), or of this name in the catalogue."""
+    """The model at a path (directory, config.json, GGUF), or of this name in the catalogue.
+
+    Raises `UnreadableModel` for what is written like a path and is none, `UnknownModel` for any other name.
+    """
+    if not name.strip():
+        raise SpecError("model", name, "a model: a catalogued name, a Hugging Face id, or a path")
     try:
         return catalog_model(name, catalogs)
     except UnknownModel:
         # Second, so that a directory that happens to bear a model's name does not hide the model.
-        if Path(name).exists():
-            return load_model_spec(name)
+        if Path(name).expanduser().exists() or _FILE_NAME.search(name):
+            return load_model_spec(str(Path(name).expanduser()) if name.startswith("~") else name)
         raise
-
-
-def check_catalogued(name: str, catalogs: Sequence[Path | str] = ()) -> None:
-    """Raise `UnknownModel` unless the catalogue has a model of this name, whatever files there are."""
-    catalog_entry(name, catalogs)
 
 
 def lengths(
@@ -72,7 +77,7 @@ def lengths(
 def ask(
     model: str | ModelSpec,
     *,
-    gpu: Sequence[str] = (),
+    gpu: Sequence[str | Accelerator] = (),
     users: float | None = None,
     rate: float | None = None,
     context: float | None = None,
@@ -95,13 +100,15 @@ def ask(
     assurance: Assurance = "mean",
     catalogs: Sequence[Path | str] = (),
 ) -> Question:
-    """A question from names and numbers: tokens, seconds, shares. Empty `gpu`: every accelerator of the catalogue.
+    """A question from names and numbers: tokens, seconds, shares. Empty `gpu`: every accelerator of the catalogue
+    but those that are considered by name only.
 
     Raises `SpecError` (or a kind of it) naming the field, the value and what would be accepted.
     """
     spec = find_model(model, catalogs) if isinstance(model, str) else model
     catalog = load_catalog(catalogs)
-    found = [catalog.accelerator(name) for name in gpu] or list(catalog.accelerators.values())
+    named = [catalog.accelerator(part) if isinstance(part, str) else part for part in gpu]
+    found = named or list(catalog.considered)
     into, out = lengths(context, input_tokens, output_tokens, spec.max_position)
     if users is None and rate is None:
         users = 1.0

@@ -25,11 +25,30 @@ KV_DTYPE_BYTES: Mapping[str, float] = MappingProxyType(
 INDEXER_BYTES = 1 + 4 / 128
 
 
+_ALIASES: Mapping[str, str] = MappingProxyType(
+    {
+        "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "f16": "fp16", "float32": "fp32", "f32": "fp32",
+        "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "e4m3": "fp8", "e5m2": "fp8", "float8": "fp8", "fp8_e4m3fn": "fp8",
+        "float8_e4m3fn": "fp8", "fp4": "nvfp4", "auto": "bf16", "q8_0": "int8",
+    }
+)  # fmt: skip
+"""What engines call their caches: both float8 layouts take one byte, `auto` is the model's own 16 bits."""
+
+
+def kv_dtype_name(dtype: str, field: str = "kv_dtype") -> str:
+    """The cache dtype that a text names, as in `KV_DTYPE_BYTES`; raises `SpecError` for one that no engine has."""
+    folded = dtype.strip().lower().replace("-", "_").replace(" ", "_")
+    name = _ALIASES.get(folded, folded)
+    if name not in KV_DTYPE_BYTES:
+        raise SpecError(field, dtype, f"one of {', '.join(KV_DTYPE_BYTES)}, fp8_e4m3, fp8_e5m2 or auto (bf16)")
+    return name
+
+
 def kv_dtype_bytes(dtype: str, field: str = "kv_dtype") -> float:
     """Bytes of an element of a cache of this dtype; raises `SpecError` for one that no engine has."""
-    if dtype not in KV_DTYPE_BYTES:
-        raise SpecError(field, dtype, f"one of {', '.join(KV_DTYPE_BYTES)}")
-    return KV_DTYPE_BYTES[dtype]
+    if dtype in KV_DTYPE_BYTES:
+        return KV_DTYPE_BYTES[dtype]
+    return KV_DTYPE_BYTES[kv_dtype_name(dtype, field)]
 
 
 @dataclass(frozen=True, slots=True)

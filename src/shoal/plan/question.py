@@ -109,7 +109,7 @@ class WeightOption:
     """As the checkpoint is published, or wider: no further loss."""
 
 
-_PRECISIONS = ("nvfp4", "mxfp4", "fp8", "int8", "int4", "nf4")
+_PRECISIONS = ("nvfp4", "mxfp4", "mxfp8", "fp8", "int8", "int4", "nf4")
 
 
 def precision_label(method: str, bits: float) -> str:
@@ -118,7 +118,7 @@ def precision_label(method: str, bits: float) -> str:
         return "fp32"
     found = next((word for word in _PRECISIONS if method.startswith(word)), None)
     if found is not None:
-        return {"nvfp4": "fp4", "mxfp4": "fp4", "nf4": "int4"}.get(found, found)
+        return {"nvfp4": "fp4", "mxfp4": "fp4", "nf4": "int4", "mxfp8": "fp8"}.get(found, found)
     return "bf16" if bits >= 12 else "fp8" if bits >= 6 else "int4"
 
 

@@ -1,6 +1,7 @@
 """The error of a value that a user gave: it names the field, the value, and what would be accepted."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -61,14 +62,47 @@ class UnknownArchitecture(SpecError):
 
 
 class UnknownModel(SpecError):
-    """A name that is not in the catalog of models."""
+    """A name that is not in the catalog of models; suggests only what may be the same model misspelled."""
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
-        near = near_names(name, known)
-        super().__init__("model", name, " or ".join(near) if near else "a name listed by known_models()")
+        names = list(known)
+        near = same_model_names(name, names)
+        accepted = "a catalogued name, a Hugging Face id (org/name), a directory, config.json or GGUF file"
+        super().__init__("model", name, " or ".join(near) if near else accepted)
         self.suggestions = tuple(near)
-        hint = f"did you mean {' or '.join(near)}?" if near else "known_models() lists what there is"
+        relatives = [] if near else _family(name, names)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"accepted: {accepted}"
+        if relatives:
+            hint = f"of its family the catalogue has {', '.join(relatives)}; {hint}"
         self.args = (f"unknown model {name!r}: {hint}",)
+
+
+def same_model_names(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
+    """Known names that may be `name` misspelled: as its numbers are (sizes, versions), and nearly its letters.
+
+    A model of another size or version is another model, and so is one of another family: neither is suggested.
+    """
+    wanted = _letters_and_numbers(name)
+    scored = []
+    for candidate in dict.fromkeys(known):
+        letters, numbers = _letters_and_numbers(candidate)
+        likeness = difflib.SequenceMatcher(None, wanted[0], letters).ratio()
+        if numbers == wanted[1] and likeness >= 0.8:
+            scored.append((-likeness, candidate))
+    return [candidate for _, candidate in sorted(scored)[:limit]]
+
+
+def _family(name: str, known: Iterable[str], limit: int = 6) -> list[str]:
+    """Known names, publishers left out, of the same first word and version."""
+    wanted, numbers = _letters_and_numbers(name)
+    short = [candidate for candidate in dict.fromkeys(known) if "/" not in candidate]
+    split = [(candidate, *_letters_and_numbers(candidate)) for candidate in short]
+    return [c for c, word, found in split if word[:5] == wanted[:5] and found[:1] == numbers[:1]][:limit]
+
+
+def _letters_and_numbers(name: str) -> tuple[str, list[str]]:
+    short = name.rsplit("/", 1)[-1].lower()
+    return re.sub(r"[^a-z]+", " ", short).strip(), re.findall(r"\d+(?:\.\d+)?", short)
 
 
 class UnreadableModel(SpecError):

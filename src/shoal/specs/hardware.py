@@ -74,6 +74,8 @@ class Accelerator:
     aliases: tuple[str, ...] = ()
     figures: tuple[tuple[str, Figure], ...] = ()
     """Provenance by field name (`memory`, `bandwidth`, `rates.bf16`, `scale_up.bandwidth`, …)."""
+    by_name_only: bool = False
+    """A search considers it only where it is named."""
 
     @property
     def device_bytes(self) -> float:

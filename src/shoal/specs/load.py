@@ -9,6 +9,7 @@ from shoal.specs.model import ModelSpec
 from shoal.specs.parse import parse_config
 
 _CONFIG = "config.json"
+_SIDECAR = "hf_quant_config.json"
 
 
 def load_model_spec(path: str | Path) -> ModelSpec:
@@ -19,7 +20,7 @@ def load_model_spec(path: str | Path) -> ModelSpec:
     Raises:
         UnreadableModel: nothing there, not readable, not JSON; or as `parse_config`.
     """
-    path = Path(path)
+    typed, path = str(path), Path(path)
     if path.is_dir():
         if (path / _CONFIG).is_file():
             return _load_json(path / _CONFIG, path.name)
@@ -29,36 +30,50 @@ def load_model_spec(path: str | Path) -> ModelSpec:
         path = files[0]
     if not path.is_file():
         raise UnreadableModel(
-            path, f"no such file; accepted: a directory with {_CONFIG}, a {_CONFIG}, or a .gguf file"
+            typed, f"no such file; accepted: a directory with {_CONFIG}, a {_CONFIG}, or a .gguf file"
         )
     if path.suffix == ".gguf":
         return load_gguf_spec(path)
     return _load_json(path, path.parent.name if path.name == _CONFIG else path.stem)
 
 
+def parse_config_text(text: str, name: str, sidecar: str | None = None) -> ModelSpec:
+    """The model of a config.json's text, with the text of ModelOpt's hf_quant_config.json where there is one.
+
+    Raises:
+        UnreadableModel: not a JSON object; or as `parse_config`.
+    """
+    config = _json_object(text, name)
+    return parse_config(config if sidecar is None else _with_sidecar(config, sidecar, name), name)
+
+
 def _load_json(path: Path, name: str) -> ModelSpec:
+    sidecar = path.parent / _SIDECAR
+    return parse_config_text(_text(path), name, _text(sidecar) if sidecar.is_file() else None)
+
+
+def _text(path: Path) -> str:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UnreadableModel(path, f"can't be read: {error.strerror or error}") from error
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnreadableModel(path, f"can't be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _json_object(text: str, where: str) -> dict[str, object]:
+    try:
+        content = json.loads(text)
     except ValueError as error:
-        raise UnreadableModel(path, f"not valid JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise UnreadableModel(path, f"a config must be a JSON object, got {type(config).__name__}")
-    spec = parse_config(_with_sidecar(config, path), name)
-    return spec
+        raise UnreadableModel(where, f"not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise UnreadableModel(where, f"a config must be a JSON object, got {type(content).__name__}")
+    return content
 
 
-def _with_sidecar(config: dict[str, object], path: Path) -> dict[str, object]:
+def _with_sidecar(config: dict[str, object], sidecar: str, where: str) -> dict[str, object]:
     """ModelOpt writes the quantization to a file of its own; take it where the config has none."""
-    sidecar = path.parent / "hf_quant_config.json"
-    if "quantization_config" in config or not sidecar.is_file():
+    if "quantization_config" in config:
         return config
-    try:
-        content = json.loads(sidecar.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UnreadableModel(sidecar, f"not valid JSON: {error}") from error
-    section = content.get("quantization") if isinstance(content, dict) else None
+    section = _json_object(sidecar, f"{where}: {_SIDECAR}").get("quantization")
     if not isinstance(section, dict):
         return config
     return {**config, "quantization_config": {"quant_method": "modelopt", **section}}

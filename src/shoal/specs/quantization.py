@@ -40,6 +40,7 @@ FORMATS: Mapping[str, WeightFormat] = {
     "int4": WeightFormat(4, (1, 128), block_bits=20),
     "int4_symmetric": WeightFormat(4, (1, 128), block_bits=16),
     "mxfp4": WeightFormat(4, (1, 32), block_bits=8),
+    "mxfp8": WeightFormat(8, (1, 32), block_bits=8),
     "nvfp4": WeightFormat(4, (1, 16), block_bits=8, tensor_bits=32),
     "nf4": WeightFormat(4, (1, 64), block_bits=32),
     "nf4_double": WeightFormat(4, (1, 64), block_bits=8),
@@ -48,7 +49,23 @@ FORMATS: Mapping[str, WeightFormat] = {
 bitsandbytes'; the first three are plain dtypes."""
 
 _PLAIN = ("float32", "bfloat16", "float16")
-_ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "awq": "int4", "gptq": "int4"}
+_ALIASES = {
+    "fp32": "float32", "f32": "float32", "float": "float32",
+    "bf16": "bfloat16", "fp16": "float16", "f16": "float16", "half": "float16", "16bit": "bfloat16",
+    "awq": "int4", "gptq": "int4", "w4a16": "int4", "w4a16_awq": "int4", "w4a16_gptq": "int4", "awq_marlin": "int4",
+    "gptq_marlin": "int4", "4bit": "int4", "w4": "int4",
+    "fp8_e4m3": "fp8", "fp8_e4m3fn": "fp8", "e4m3": "fp8", "float8": "fp8", "float8_e4m3fn": "fp8",
+    "w8a8_fp8": "fp8", "fp8_dynamic": "fp8", "fp8_tensor": "fp8", "fp8_blockwise": "fp8_block",
+    "w8a16": "int8", "w8a8_int8": "int8", "int8_w8a8": "int8",
+    "w4a4": "nvfp4", "nvfp4_awq": "nvfp4", "w4a16_nvfp4": "nvfp4",
+}  # fmt: skip
+"""What people and tools call the methods, with `-` written `_` and no blanks."""
+_UNCLEAR = {
+    "w8a8": "fp8 or int8", "8bit": "fp8 or int8", "w8": "fp8 or int8",
+    "fp4": "nvfp4 (NVIDIA) or mxfp4 (AMD, gpt-oss)",
+    "fp8_e5m2": "fp8 (e4m3); engines keep no weights in e5m2",
+}  # fmt: skip
+"""Names with two readings, and what to write instead."""
 # What engines leave alone when nobody says otherwise. Embeddings, routers and norms are not linear layers at all.
 _DEFAULT_EXCEPTIONS = ("lm_head",)
 
@@ -58,12 +75,22 @@ def quantization(method: str) -> QuantizationSpec:
 
     Raises SpecError for a name that isn't one.
     """
-    name = _ALIASES.get(method.lower(), method.lower())
-    if name not in FORMATS:
-        raise SpecError("quantization", method, "one of " + ", ".join(sorted([*FORMATS, *_ALIASES])))
+    name = format_name(method)
     block = FORMATS[name].block
     excluded = () if name in _PLAIN else _DEFAULT_EXCEPTIONS
     return QuantizationSpec(name, mean_bits(name, block or ()), _group(block), excluded)
+
+
+def format_name(text: str, field: str = "quantization") -> str:
+    """The method that a text names, as `FORMATS` has it: "w4a16", "FP8-E4M3" and "4-bit" are int4, fp8 and int4."""
+    folded = re.sub(r"[-\s]+", "_", text.strip().lower()).replace("_bit", "bit")
+    name = _ALIASES.get(folded, folded)
+    if name in FORMATS:
+        return name
+    if folded in _UNCLEAR:
+        raise SpecError(field, text, _UNCLEAR[folded])
+    common = "bf16, fp16, fp32, fp8, fp8_block, fp8_channel, int8, int4 (w4a16, awq, gptq), nvfp4, mxfp4, nf4"
+    raise SpecError(field, text, f"one of {common}")
 
 
 def mean_bits(method: str, group: tuple[int, ...] = ()) -> float:
@@ -106,23 +133,31 @@ def is_excluded(module: str, method: QuantizationSpec) -> bool:
 
 def parse_quantization(section: Fields, config: Fields) -> QuantizationSpec | None:
     """`quantization_config` as a spec; `config` is what it stands in. Raises InvalidField for an unknown method."""
-    method = section.text("quant_method")
+    method = section.text("quant_method").lower().replace("_", "-")
+    if not method and section.text("quant_algo"):
+        method = "modelopt"  # ModelOpt's own file has no quant_method
     readers = {
         "fp8": _fp8,
-        "fbgemm_fp8": _fp8,
+        "fbgemm-fp8": _fp8,
         "compressed-tensors": _compressed_tensors,
         "modelopt": _modelopt,
+        "modelopt-fp4": _modelopt,
+        "modelopt-mxfp8": _modelopt,
         "mxfp4": _mxfp4,
+        "mxfp8": lambda _: ("mxfp8", (1, 32)),
         "gptq": _grouped_integers,
+        "gptq-marlin": _grouped_integers,
         "awq": _grouped_integers,
+        "awq-marlin": _grouped_integers,
+        "auto-round": _grouped_integers,
         "bitsandbytes": _bitsandbytes,
     }
     if method not in readers:
-        raise section.error("quant_method", method or None, "one of " + ", ".join(sorted(readers)))
+        raise section.error("quant_method", section.text("quant_method") or None, "one of " + ", ".join(readers))
     name, group = readers[method](section)
     listed = section.words("modules_to_not_convert", "ignore", "exclude_modules")
     # compressed-tensors and ModelOpt list every exception; the others convert no head unless told to.
-    complete = method in ("compressed-tensors", "modelopt") and listed is not None
+    complete = method.startswith(("compressed-tensors", "modelopt")) and listed is not None
     excluded = tuple(listed or ()) if complete else tuple(dict.fromkeys((*(listed or ()), *_DEFAULT_EXCEPTIONS)))
     experts = {"fp4": "mxfp4"}.get(section.text("expert_dtype") or config.text("expert_dtype"))
     return QuantizationSpec(name, mean_bits(name, group), group, excluded, experts)
@@ -134,7 +169,7 @@ _Format = tuple[str, tuple[int, ...]]
 def _fp8(section: Fields) -> _Format:
     block = section.integers("weight_block_size")
     if block is None:
-        return ("fp8_channel" if section.text("quant_method") == "fbgemm_fp8" else "fp8"), ()
+        return ("fp8_channel" if section.text("quant_method").startswith("fbgemm") else "fp8"), ()
     if len(block) != 2 or min(block) < 1:
         raise section.error("weight_block_size", block, "two positive integers, rows and columns")
     return "fp8_block", block
@@ -159,10 +194,17 @@ def _bitsandbytes(section: Fields) -> _Format:
 
 
 def _modelopt(section: Fields) -> _Format:
-    algorithm = section.text("quant_algo").upper()
+    algorithm = section.text("quant_algo", default="NVFP4" if "fp4" in section.text("quant_method") else "").upper()
     known: dict[str, _Format] = {
         "FP8": ("fp8", ()),
         "NVFP4": ("nvfp4", (1, 16)),
+        "NVFP4_AWQ": ("nvfp4", (1, 16)),
+        "W4A16_NVFP4": ("nvfp4", (1, 16)),
+        "MXFP8": ("mxfp8", (1, 32)),
+        "W4A8_MXFP4_FP8": ("mxfp4", (1, 32)),
+        "INT8_SQ": ("int8", ()),
+        "W8A8_SQ_PER_CHANNEL": ("int8", ()),
+        "W4A8_AWQ": ("int4", (1, section.size("group_size", default=128))),
         "W4A16_AWQ": ("int4", (1, section.size("group_size", default=128))),
         "FP8_PB_WO": ("fp8_block", (128, 128)),
         "FP8_PER_CHANNEL_PER_TOKEN": ("fp8_channel", ()),

@@ -67,7 +67,7 @@ def test_an_impossible_target_fails_with_the_best_there_is(capsys: pytest.Captur
     [
         (["lama-3.1-8b"], "llama-3.1-8b"),
         (["llama-3.1-8b", "--gpu", "h10"], "h100"),
-        (["llama-3.1-8b", "--users", "-5"], "users"),
+        (["llama-3.1-8b", "--users", "-5"], "--users"),
         (["llama-3.1-8b", "--users", "0"], "users"),
         (["llama-3.1-8b", "--context", "0"], "context"),
         (["llama-3.1-8b", "--context", "9M"], "context"),
@@ -76,9 +76,15 @@ def test_an_impossible_target_fails_with_the_best_there_is(capsys: pytest.Captur
         (["llama-3.1-8b", "--tpot", "5 parsecs"], "tpot"),
         (["llama-3.1-8b", "--split", "maybe"], "split"),
         (["llama-3.1-8b", "--emit", "vlm"], "vllm"),
-        (["llama-3.1-8b", "--weights", "fp7"], "quantization"),
-        (["llama-3.1-8b", "--prefix-hit", "1"], "prefix_hit"),
-        (["llama-3.1-8b", "--headroom", "2"], "headroom"),
+        (["llama-3.1-8b", "--weights", "fp7"], "--weights"),
+        (["llama-3.1-8b", "--prefix-hit", "1"], "--prefix-hit"),
+        (["llama-3.1-8b", "--ttft", "2"], "2ms or 2s"),
+        (["llama-3.1-8b", "--gpu", ""], "--gpu"),
+        (["./missing.json"], "./missing.json: no such file"),
+        (["llama-3.1-8b", "--model", "llama-3.1-70b"], "the model once"),
+        (["llama-3.1-8b", "--users", "x", "--tpot", "9"], "--users"),
+        (["--users", "5"], "MODEL"),
+        (["llama-3.1-8b", "--headroom", "200%"], "headroom"),
         (["llama-3.1-8b", "--catalog", "/nowhere.yaml"], "nowhere"),
     ],
 )
@@ -197,7 +203,69 @@ def test_the_server_plans(port: int) -> None:
     ).encode()
     status, content = request(port, "POST", "/api/plan", body, JSON)
     assert status == 200
-    assert json.loads(content)["designs"][0]["accelerator"] == "h100_sxm"
+    found = json.loads(content)
+    assert found["designs"][0]["accelerator"] == "h100_sxm"
+    assert "4 users at once" in found["question"]["text"]
+    assert found["command"] == "shoal plan llama-3.1-8b --gpu h100 --users 4 --context 2048 --split never"
+
+
+def test_the_page_and_the_command_line_read_alike(port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Issue 14, fault 1: the page sent null for `10k`, `5s` and `50%`, and answered for one user."""
+    typed = {
+        "gpu": "8xh100",
+        "users": "0.1k",
+        "context": "4k",
+        "ttft": "5S",
+        "prefix_hit": "50%",
+        "percentile": "p95",
+    }
+    body = json.dumps({"model": "llama-3.1-8b", "split": "never", "quick": True, **typed}).encode()
+    status, content = request(port, "POST", "/api/plan", body, JSON)
+    assert status == 200
+    options = [word for name, value in typed.items() for word in (f"--{name.replace('_', '-')}", value)]
+    code, out, _ = run(capsys, "llama-3.1-8b", "--split", "never", "--quick", "--json", *options)
+    assert code == 0
+    page, line = json.loads(content), json.loads(out)
+    assert page["question"] == line["question"]
+    assert page["designs"] == line["designs"]
+    assert page["question"]["users"] == 100
+    assert page["question"]["prefix_hit"] == 0.5
+    assert "prefix cache hits 50%" in page["question"]["text"]
+
+
+def test_a_pasted_config_is_a_model_on_the_page(port: int) -> None:
+    from shoal.specs.catalog.models import catalog_entry
+
+    config = json.dumps(dict(catalog_entry("llama-3.1-8b").config))
+    body = {"model": "mine", "config": config, "gpu": "h100", "context": "2k", "split": "never", "quick": True}
+    status, content = request(port, "POST", "/api/plan", json.dumps(body).encode(), JSON)
+    assert status == 200
+    assert json.loads(content)["question"]["model"] == "mine"
+
+
+def test_problems_come_by_field(port: int) -> None:
+    body = {"model": "llama-3.1-8b", "users": "many", "tpot": "50", "gpu": "h999"}
+    status, content = request(port, "POST", "/api/plan", json.dumps(body).encode(), JSON)
+    assert status == 400
+    problems = json.loads(content)["problems"]
+    assert [(p["field"], p["value"]) for p in problems] == [("gpu", "h999"), ("users", "many"), ("tpot", "50")]
+    assert all(p["accepted"] for p in problems)
+
+
+@pytest.mark.parametrize("form", [("-m", "shoal"), ("-m", "shoal.cli")])
+def test_shoal_is_a_module(form: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        [sys.executable, *form, "plan", "-h"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "--isl" in done.stdout
+
+
+def test_options_people_type(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--model", "llama-3.1-8b", "--isl", "1k", "--osl", "128", "--rps", "5/s", "--gpus", "h100")
+    code, out, _ = run(capsys, *arguments, "--json", "--quick", "--split", "never")
+    asked = json.loads(out)["question"]
+    assert code == 0
+    assert (asked["input_tokens"], asked["output_tokens"], asked["requests_per_second"]) == (1024, 128, 5)
 
 
 def test_the_server_lists_the_catalogue(port: int) -> None:
@@ -213,6 +281,10 @@ def test_the_server_lists_the_catalogue(port: int) -> None:
         (b'{"model": "llama-3.1-8b", "users": -1}', "users"),
         (b'{"model": "lama-3.1-8b"}', "llama-3.1-8b"),
         (b'{"model": "/etc/passwd"}', "unknown model"),
+        (b'{"model": "src/shoal"}', "config.json"),
+        (b'{"model": "llama-3.1-8b", "ttft": "5"}', "5ms or 5s"),
+        (b'{"model": "llama-3.1-8b", "users": "ten"}', "10k"),
+        (b'{"model": "mine", "config": "{}"}', "architectures"),
         (b'{"model": "llama-3.1-8b", "usres": 1}', "usres"),
         (b"{", "error"),
     ],
@@ -234,7 +306,7 @@ def test_the_server_answers_loopback_only(port: int) -> None:
 
 
 def test_the_server_serves_its_files_and_no_others(port: int) -> None:
-    for name in ("/", "/style.css", "/calc.js", "/charts.js", "/app.js"):
+    for name in ("/", "/?model=llama-3.1-8b", "/style.css", "/calc.js", "/charts.js", "/app.js"):
         assert request(port, "GET", name)[0] == 200
     for name in ("/../api.py", "/%2e%2e/api.py", "/nothing", "/__init__.py"):
         assert request(port, "GET", name)[0] == 404

@@ -7,8 +7,8 @@ import pytest
 from shoal.specs.catalog import load_catalog
 from shoal.specs.errors import SpecError
 from shoal.specs.hardware import FIGURE_CLASSES, Cluster
+from shoal.specs.quantities import parse_quantity
 from shoal.specs.traffic import Lengths, Slo, Workload
-from shoal.specs.units import parse_quantity
 
 OWN = """
 accelerators:
@@ -180,9 +180,7 @@ def test_quantities(text: str, dimension: str, value: float) -> None:
     assert parse_quantity(text, dimension, "field") == pytest.approx(value)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "text", ["80", "GB", "80 gb", "80 G B", "0 GB", "-1 GB", "1e400 GB", "nan GB", "80 W", "", 80]
-)
+@pytest.mark.parametrize("text", ["80", "GB", "80 G B", "0 GB", "-1 GB", "1e400 GB", "nan GB", "80 W", "", 80])
 def test_quantities_refused(text: object) -> None:
     with pytest.raises(SpecError, match="memory"):
         parse_quantity(text, "bytes", "memory")

@@ -3,6 +3,7 @@
 from shoal.plan.cost import distinct
 from shoal.plan.designs import BestPossible, Design, Plan, Ranked
 from shoal.plan.explain import Explanation
+from shoal.plan.restate import restate
 from shoal.plan.step_time import Estimate
 from shoal.specs.layout import AXES, Layout
 
@@ -40,6 +41,7 @@ def plan_data(plan: Plan, explanation: Explanation | None = None, top: int = 10)
 def _question(plan: Plan) -> Data:
     question, load, slo = plan.question, plan.question.workload, plan.question.slo
     return {
+        "text": restate(question),
         "model": question.model.name,
         "accelerators": [accelerator.name for accelerator in question.accelerators],
         "engines": [f"{engine.engine} (constants since {engine.since})" for engine in question.engines],

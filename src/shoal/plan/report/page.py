@@ -8,6 +8,7 @@ from shoal.plan.cost import distinct
 from shoal.plan.designs import Plan, Ranked
 from shoal.plan.explain import Explanation
 from shoal.plan.report.svg import Bar, Series, bars, lines, stacked
+from shoal.plan.restate import restate
 from shoal.plan.words import milliseconds, seconds, usd
 
 _STYLE = """
@@ -30,7 +31,11 @@ footer{margin-top:2rem;font-size:.85rem;opacity:.75}
 def html_report(plan: Plan, explanation: Explanation, top: int = 12) -> str:
     """The whole report as HTML text."""
     name = escape(plan.question.model.name)
-    body = [f"<h1>Serving {name}</h1>", *(f"<p>{escape(line)}</p>" for line in explanation.summary)]
+    body = [
+        f"<h1>Serving {name}</h1>",
+        f"<p class=k>{escape(restate(plan.question))}</p>",
+        *(f"<p>{escape(line)}</p>" for line in explanation.summary),
+    ]
     if plan.best is not None:
         shown = distinct(plan.ranked, top)
         body += [

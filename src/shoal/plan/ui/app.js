@@ -161,6 +161,7 @@
   function show(plan) {
     const host = byId("answer"), why = plan.explanation;
     host.replaceChildren(element("h2", plan.feasible ? "Answer" : "Nothing serves this"));
+    host.append(element("p", plan.question.text, "asked"));
     why.summary.forEach((line) => host.append(element("p", line)));
     if (plan.feasible) {
       host.append(table(plan), element("p", "Designs with the same # are too close to call.", "note"));
@@ -175,41 +176,109 @@
         x: (v) => round(v), y: (v) => round(v),
       });
     }
+    list(host, "What would change it", why.flips.map((f) => f.sentence));
     list(host, "The ladder", why.ladder.map((r) => `${r.rung}. ${r.name}: ${r.verdict}. ${r.reason}`));
     list(host, "What binds", why.binding);
-    list(host, "What would change it", why.flips.map((f) => f.sentence));
     list(host, "Splitting prefill from decode", why.splitting);
     list(host, "Rejected", why.rejected);
     list(host, "Mind", why.cautions.map((c) => `${c.topic}: ${c.text}`));
+    copied(host, "Ask it again", [["On the command line", plan.command], ["As a link", location.href]]);
     host.hidden = false;
     host.scrollIntoView({ behavior: "smooth", block: "start" });
   }
 
-  byId("search").addEventListener("click", async () => {
+  // Texts to copy, each under its name.
+  function copied(host, title, texts) {
+    if (!texts.length) return;
+    host.append(element("h3", title));
+    for (const [name, text] of texts) {
+      const head = element("p", `${name} `, "note"), button = element("button", "Copy", "copy"), block = element("pre", text);
+      button.type = "button";
+      button.addEventListener("click", async () => {
+        try {
+          await navigator.clipboard.writeText(text);
+          button.textContent = "Copied";
+        } catch (refused) {
+          getSelection().selectAllChildren(block);
+          button.textContent = "Selected: press Ctrl+C";
+        }
+      });
+      head.append(button);
+      host.append(head, block);
+    }
+  }
+
+  // What is wrong with a field stands beside it, and goes when it is typed in again.
+  function mark(form, problems) {
+    form.querySelectorAll(".problem").forEach((node) => node.remove());
+    form.querySelectorAll(".bad").forEach((node) => node.classList.remove("bad"));
+    const left = [];
+    for (const { field, value, accepted, message } of problems) {
+      const input = form.elements[field];
+      if (!input) { left.push(message); continue; }
+      input.classList.add("bad");
+      const closed = input.closest("details:not([open])");
+      if (closed) closed.open = true;
+      const note = element("span", `${value === "" ? "Nothing typed" : `“${value}” is not understood`}: expected ${accepted}`, "problem");
+      note.setAttribute("role", "alert");
+      input.after(note);
+      input.addEventListener("input", () => { note.remove(); input.classList.remove("bad"); }, { once: true });
+    }
+    const first = form.querySelector(".bad");
+    if (first) first.focus();
+    return left;
+  }
+
+  function asked(form) {
+    const fields = {};
+    for (const input of form.elements) {
+      if (input.name && input.value.trim() !== "" && !(input.name === "config" && byId("config-field").hidden)) fields[input.name] = input.value.trim();
+    }
+    return fields;
+  }
+
+  async function ask() {
     const form = byId("question"), button = byId("search"), error = byId("plan-error");
-    const text = (name) => form.elements[name].value.trim();
-    const value = (name) => (text(name) === "" ? null : Number(text(name).replaceAll(",", "")));
+    const fields = asked(form);
+    const { config, ...shown } = fields;
+    history.replaceState(null, "", `?${new URLSearchParams(shown)}#planner`);
     error.textContent = "";
+    mark(form, []);
     button.disabled = true;
     button.textContent = "Searching …";
     try {
       const response = await fetch("api/plan", {
-        method: "POST", headers: { "Content-Type": "application/json" },
-        body: JSON.stringify({
-          model: text("model"), gpu: text("gpu").split(",").map((g) => g.trim()).filter(Boolean), users: value("users"),
-          input_tokens: value("input"), output_tokens: value("output"),
-          ttft_ms: value("ttft"), tpot_ms: value("tpot"), prefix_hit: (value("prefix") || 0) / 100,
-          peak_to_mean: value("peak") ?? 1, spares: value("spares") ?? 0, basis: text("basis"), split: text("split"),
-        }),
+        method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(fields),
       });
       const found = await response.json();
-      if (response.ok) show(found); else error.textContent = found.error;
+      if (response.ok) {
+        show(found);
+      } else {
+        byId("answer").hidden = true;
+        error.textContent = found.problems.length ? mark(form, found.problems).join(" ") : found.error;
+        if (found.problems.some((p) => p.field === "model")) byId("config-field").hidden = false;
+      }
     } catch (problem) {
       error.textContent = `The planner does not answer (${problem.message}). Is "shoal ui" still running?`;
     } finally {
       button.disabled = false;
       button.textContent = "Search";
     }
-  });
+  }
+
+  byId("question").addEventListener("submit", (event) => { event.preventDefault(); ask(); });
+  byId("question").elements.model.addEventListener("input", () => { byId("config-field").hidden = true; });
+
+  // A link carries a question: its fields are filled in, and it is asked.
+  const linked = new URLSearchParams(location.search);
+  if (linked.has("model")) {
+    for (const input of byId("question").elements) {
+      if (!input.name || input.name === "config") continue;
+      if (linked.has(input.name)) input.value = linked.get(input.name);
+      else if (input.tagName === "INPUT") input.value = "";
+    }
+    document.querySelector("[data-tab=planner]").click();
+    ask();
+  }
   catalogue();
 })();

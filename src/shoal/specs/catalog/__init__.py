@@ -13,12 +13,13 @@ from types import MappingProxyType
 from shoal.specs.catalog.accelerators import read_accelerator, read_price
 from shoal.specs.catalog.engines import EngineMemory, read_engine, version_key
 from shoal.specs.catalog.entries import Entry, read_file
+from shoal.specs.catalog.part_names import match_part, unknown_part
 from shoal.specs.errors import SpecError, unknown_name
 from shoal.specs.hardware import Accelerator, Cluster
 
 __all__ = ["Catalog", "EngineMemory", "load_catalog"]
 
-_SHIPPED = ("accelerators.yaml", "engines.yaml")
+_SHIPPED = ("accelerators.yaml", "more_accelerators.yaml", "engines.yaml")
 DEFAULT_ENGINE = "vllm"
 
 
@@ -31,15 +32,19 @@ class Catalog:
     clusters: Mapping[str, Cluster]
 
     def accelerator(self, name: str, field: str = "gpu") -> Accelerator:
-        """The accelerator of this name or alias, whatever the case and whether it has - or _.
+        """The accelerator of this name or alias, as people write it (see `part_names`).
 
         Raises `SpecError` with the near names for one that is unknown.
         """
-        wanted = _fold(name)
-        for known, accelerator in self.accelerators.items():
-            if wanted in (_fold(known), *(_fold(alias) for alias in accelerator.aliases)):
-                return accelerator
-        raise unknown_name(field, name, self.accelerators)
+        found = match_part(name, self.accelerators.values())
+        if found is None:
+            raise unknown_part(field, name, self.accelerators.values())
+        return found
+
+    @property
+    def considered(self) -> tuple[Accelerator, ...]:
+        """The accelerators that a search looks at when none is named."""
+        return tuple(a for a in self.accelerators.values() if not a.by_name_only)
 
     def cluster(self, name: str, field: str = "cluster") -> Cluster:
         """The cluster of this name, from a user's catalogue file."""
@@ -58,10 +63,6 @@ class Catalog:
             return rows[-1]
         wanted = version_key(version)
         return next((row for row in reversed(rows) if version_key(row.since) <= wanted), rows[0])
-
-
-def _fold(name: str) -> str:
-    return name.lower().replace("-", "_").replace(" ", "_")
 
 
 def load_catalog(extra: Sequence[Path | str] = ()) -> Catalog:

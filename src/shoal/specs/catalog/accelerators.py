@@ -20,6 +20,7 @@ _FIELDS = (
     "watts",
     "price_owned",
     "price_rented",
+    "by_name_only",
 )
 
 
@@ -62,7 +63,15 @@ def read_accelerator(name: str, entry: Entry) -> Accelerator:
         price_rented=_value(figures, "price_rented"),
         aliases=entry.words("aliases"),
         figures=tuple(figures.items()),
+        by_name_only=_flag(entry, "by_name_only"),
     )
+
+
+def _flag(entry: Entry, field: str) -> bool:
+    value = entry.values.get(field, False)
+    if not isinstance(value, bool):
+        raise SpecError(entry.field(field), value, "true or false")
+    return value
 
 
 def read_price(accelerator: Accelerator, entry: Entry) -> Accelerator:

@@ -7,8 +7,8 @@ from typing import Literal
 from shoal.specs.catalog.entries import Entry
 from shoal.specs.errors import SpecError
 from shoal.specs.hardware import Figure
+from shoal.specs.quantities import Dimension
 from shoal.specs.stages import StageRule
-from shoal.specs.units import Dimension
 
 Budget = Literal["total", "free", "reserve"]
 """total: a fraction of all memory holds weights, activations and KV (vLLM) · free: a fraction of what weights and

@@ -27,6 +27,9 @@ DTYPES: Mapping[str, str] = {
     name: word for word in ("bfloat16", "float16", "float32") for name in (word, f"torch.{word}")
 }
 
+_QUANTIZATION = ("quantization_config", "compression_config")
+"""Where configs say how weights are stored; the second is that of the first compressed-tensors."""
+
 
 @dataclass(frozen=True, slots=True)
 class Heads:
@@ -125,7 +128,7 @@ def assemble(
     """The model around its layers. `outer` is the config a text part is wrapped in and supplies what that omits."""
     around = outer or fields
     dtype_from = fields if fields.get("dtype", "torch_dtype")[1] is not None else around
-    quantization = around.section("quantization_config") or fields.section("quantization_config")
+    quantization = around.section(*_QUANTIZATION) or fields.section(*_QUANTIZATION)
     tied_from = around if around.stated("tie_word_embeddings") else fields
     bos = fields.optional_size("bos_token_id", minimum=0)
     return ModelSpec(

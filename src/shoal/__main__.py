@@ -1,0 +1,5 @@
+"""`python -m shoal`: the same as `shoal`."""
+
+from shoal.cli.entry import main
+
+main()

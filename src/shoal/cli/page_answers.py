@@ -1,0 +1,72 @@
+"""What the planner page asks, answered: each takes a JSON body whose fields are texts as a person typed them."""
+
+from pathlib import Path
+
+import msgspec
+
+from shoal.cli.model_spec import page_model
+from shoal.plan.asked import Asked, Refused, asked_from, read_asked
+from shoal.plan.explain import explain
+from shoal.plan.report import plan_data
+from shoal.plan.restate import command
+from shoal.plan.search import search
+from shoal.specs.errors import SpecError
+from shoal.specs.load import parse_config_text
+from shoal.specs.model import ModelSpec
+from shoal.specs.quantities import parse_whole
+
+MAX_SHOWN = 50
+
+
+def plan_answer(body: bytes, catalogs: tuple[Path, ...]) -> dict[str, object]:
+    """A search, for the fields of `Asked` and `top`, `quick` (no changed questions) and `config`, the text of a
+    config.json for a model that is not in the catalogue.
+
+    Raises `SpecError` or msgspec's `DecodeError` for what cannot be searched.
+    """
+    values = msgspec.json.decode(body)
+    if not isinstance(values, dict):
+        raise SpecError("question", values, "a JSON object")
+    top = parse_whole(str(values.pop("top", 8)), "top", 1, MAX_SHOWN)
+    quick = bool(values.pop("quick", False))
+    config = values.pop("config", None)
+    # An empty field of a form was not filled in.
+    asked = asked_from({name: value for name, value in values.items() if value != ""})
+    read = read_asked(asked, lambda name: _model(name, config, catalogs), catalogs)
+    plan = search(read.question)
+    data = plan_data(plan, explain(plan, sensitivity=not quick), top)
+    return {**data, "command": command(asked), "asked": _texts(asked)}
+
+
+def _model(name: str, config: object, catalogs: tuple[Path, ...]) -> ModelSpec:
+    if isinstance(config, str) and config.strip():
+        return parse_config_text(config, name)
+    return page_model(name, catalogs)
+
+
+def _texts(asked: Asked) -> dict[str, str]:
+    values = {name: getattr(asked, name) for name in Asked.__dataclass_fields__}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def problems_data(error: Exception) -> list[dict[str, str]]:
+    """What is wrong with each field, for the page to show beside it."""
+    if isinstance(error, Refused):
+        problems = error.problems
+    elif isinstance(error, SpecError):
+        problems = (error,)
+    else:
+        return []
+    return [
+        {
+            "field": "model" if _about_the_model(problem) else problem.field,
+            "value": "" if problem.value is None else str(problem.value),
+            "accepted": problem.accepted,
+            "message": str(problem),
+        }
+        for problem in problems
+    ]
+
+
+def _about_the_model(problem: SpecError) -> bool:
+    return type(problem) is not SpecError and not isinstance(problem, Refused)

@@ -1,0 +1,117 @@
+"""Says a question again, in words and as a command, so that an answer carries the question that it answers."""
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+
+from shoal.plan.api import ASSUMED_TPOT, ASSUMED_TTFT
+from shoal.plan.asked import FIELDS, Asked
+from shoal.plan.question import Question
+from shoal.plan.words import plural
+from shoal.specs.catalog import load_catalog
+
+
+def restate(question: Question) -> str:
+    """The whole question on one line: "llama-3.1-70b: 200 users at once · 7,680 tokens in, 512 out · …"."""
+    return f"{question.model.name}: {' · '.join(_parts(question))}"
+
+
+def _parts(question: Question) -> Iterator[str]:
+    load, slo = question.workload, question.slo
+    if load.users is not None:
+        yield f"{plural(load.users, 'user')} at once"
+    if load.rate is not None:
+        yield f"{load.rate:,.4g} requests/s"
+    longest = "" if load.input.maximum is None else f", {load.longest_context:,.0f} together at most"
+    yield f"{load.input.mean:,.0f} tokens in, {load.output.mean:,.0f} out{longest}"
+    yield "no TTFT target" if slo.ttft is None else f"TTFT ≤ {slo.ttft:g} s"
+    yield "no TPOT target" if slo.tpot is None else f"TPOT ≤ {slo.tpot * 1e3:g} ms"
+    yield f"p{slo.percentile:g}"
+    yield f"{load.prefix_hit:.3g} of the input cached" if 0 < load.prefix_hit < 0.01 else _percent_cached(question)
+    if load.peak_to_mean != 1:
+        yield f"peak {load.peak_to_mean:g} times the mean"
+    yield f"{question.headroom:.0%} headroom"
+    if question.spares:
+        yield plural(question.spares, "spare replica")
+    yield _where(question)
+    if question.weights:
+        yield f"weights {' or '.join(question.weights)}"
+    if question.kv_dtypes:
+        yield f"cache {' or '.join(question.kv_dtypes)}"
+    if question.split != "auto":
+        yield {"never": "one pool", "only": "prefill and decode split"}[question.split]
+    yield f"{question.engines[0].engine}, {question.basis} prices"
+    if question.assurance == "high":
+        yield "sized for the upper end of the intervals"
+
+
+def _percent_cached(question: Question) -> str:
+    return f"prefix cache hits {question.workload.prefix_hit:.0%}"
+
+
+def _where(question: Question) -> str:
+    names = [accelerator.name for accelerator in question.accelerators]
+    where = f"any of {len(names)} accelerators" if len(names) > 4 else " or ".join(names)
+    return where if question.max_devices is None else f"at most {question.max_devices:,} × {where}"
+
+
+def asked_of(question: Question, model: str) -> Asked:
+    """The question as texts that `read_asked` reads back to it; defaults left out.
+
+    Args:
+        model: how the model was named.
+    """
+    load, slo = question.workload, question.slo
+    names = [accelerator.name for accelerator in question.accelerators]
+    everything = [accelerator.name for accelerator in load_catalog().considered]
+    shown = Asked(
+        model=model,
+        gpu=None if names == everything else ", ".join(names),
+        users=None if load.users is None else f"{load.users:.12g}",
+        rate=None if load.rate is None else f"{load.rate:.12g}/s",
+        context=None if load.input.maximum is None else f"{load.longest_context:.0f}",
+        input=f"{load.input.mean:.0f}",
+        output=f"{load.output.mean:.0f}",
+        ttft=_time(slo.ttft, ASSUMED_TTFT),
+        tpot=_time(slo.tpot, ASSUMED_TPOT),
+        percentile=None if slo.percentile == 50 else f"p{slo.percentile:.12g}",
+        prefix_hit=_share(load.prefix_hit, 0.0),
+        peak_to_mean=None if load.peak_to_mean == 1 else f"{load.peak_to_mean:.12g}",
+        headroom=_share(question.headroom, 0.1),
+        spares=str(question.spares) if question.spares else None,
+        max_devices=None if question.max_devices is None else str(question.max_devices),
+        engine=None if question.engines[0].engine == "vllm" else question.engines[0].engine,
+        weights=", ".join(question.weights) or None,
+        kv_dtype=", ".join(question.kv_dtypes) or None,
+        split=None if question.split == "auto" else question.split,
+        prices=None if question.basis == "owned" else question.basis,
+        sized_for=None if question.assurance == "mean" else question.assurance,
+    )
+    return shown
+
+
+def command(asked: Asked, program: str = "shoal plan") -> str:
+    """The command line that asks this question."""
+    words = [*program.split(), *([asked.model] if asked.model else [])]
+    for field in FIELDS:
+        value = getattr(asked, field)
+        if value is not None and field != "model":
+            words += [f"--{field.replace('_', '-')}", value.replace(", ", ",")]
+    return shlex.join(words)
+
+
+def _time(seconds: float | None, default: float) -> str | None:
+    if seconds is None:
+        return "none"
+    if seconds == default:
+        return None
+    return f"{seconds:.12g}s" if seconds >= 1 else f"{seconds * 1e3:.12g}ms"
+
+
+def _share(share: float, default: float) -> str | None:
+    return None if share == default else f"{share * 100:.12g}%"
+
+
+def without_traffic(asked: Asked) -> Asked:
+    """The question with neither users nor a rate."""
+    return replace(asked, users=None, rate=None)
