@@ -37,19 +37,22 @@ def load_model_spec(path: str | Path) -> ModelSpec:
     return _load_json(path, path.parent.name if path.name == _CONFIG else path.stem)
 
 
-def parse_config_text(text: str, name: str, sidecar: str | None = None) -> ModelSpec:
+def parse_config_text(text: str, name: str, sidecar: str | None = None, where: str | None = None) -> ModelSpec:
     """The model of a config.json's text, with the text of ModelOpt's hf_quant_config.json where there is one.
+
+    Args:
+        where: the file that the text is from, for errors.
 
     Raises:
         UnreadableModel: not a JSON object; or as `parse_config`.
     """
-    config = _json_object(text, name)
+    config = _json_object(text, where or name)
     return parse_config(config if sidecar is None else _with_sidecar(config, sidecar, name), name)
 
 
 def _load_json(path: Path, name: str) -> ModelSpec:
     sidecar = path.parent / _SIDECAR
-    return parse_config_text(_text(path), name, _text(sidecar) if sidecar.is_file() else None)
+    return parse_config_text(_text(path), name, _text(sidecar) if sidecar.is_file() else None, str(path))
 
 
 def _text(path: Path) -> str:
