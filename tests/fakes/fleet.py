@@ -21,7 +21,6 @@ from shoal.fleet.index.zmq_stream import ZmqEvents
 from shoal.fleet.registry import Registry, ReplicaHandle, Role
 from shoal.policy.breaker import BreakerConfig
 from shoal.policy.health import HealthConfig
-from shoal.policy.routing.kv import CombinedIndex, ExactIndex
 
 FOREIGN_URL = os.environ.get("SHOAL_CONFORMANCE_URL")
 """Another router to test: it must have been told of fake engines on the ports below."""
@@ -189,8 +188,8 @@ async def fleet(
         role: Role = roles[int(engine.name[1:])] if roles else "both"
         registry.add(replace(defaults, role=role, **(handle or {})))
     gateway = Gateway(registry, config)
-    index = gateway.router.index
-    followers = Followers(registry, index) if isinstance(index, CombinedIndex | ExactIndex) else None
+    index = gateway.router.event_index
+    followers = Followers(registry, index) if index is not None else None
     publishers: list[KvPublisher] = []
     if events is not None and followers is not None:
         for place, (engine, adapter) in enumerate(zip(engines, adapters, strict=True)):

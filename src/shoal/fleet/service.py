@@ -22,7 +22,6 @@ from shoal.fleet.sharing import Sharing
 from shoal.fleet.supervisor import Supervisor
 from shoal.http.serving import serve_while
 from shoal.http.work_threads import use_work_threads
-from shoal.policy.routing.kv import CombinedIndex, ExactIndex
 from shoal.specs.errors import SpecError
 
 log = logging.getLogger("shoal.fleet")
@@ -112,10 +111,10 @@ class FleetService:
         self._background(self.sharing.attach(gateway, config.shared))
         if old is not None:
             self._background(self._retire(old))
-        if router is None and isinstance(gateway.router.index, ExactIndex | CombinedIndex):
+        if router is None and (index := gateway.router.event_index) is not None:
             if self._followers is not None:
                 self._background(self._followers.stop())
-            self._followers = Followers(self.registry, gateway.router.index)
+            self._followers = Followers(self.registry, index)
             self._followers.start()
 
     async def _retire(self, gateway: Gateway) -> None:

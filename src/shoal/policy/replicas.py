@@ -1,5 +1,6 @@
 """The accounts of all replicas behind one gateway: what routing, admission and retries ask of them together."""
 
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from shoal.policy.account import ReplicaAccount
@@ -62,6 +63,11 @@ class ReplicaAccounts(Generic[Account]):
         """Return the states of all replicas for the router, up to date at `now`."""
         for replica in self._replicas.values():
             replica.settle(now)
+        return self._states
+
+    @property
+    def last_states(self) -> Sequence[ReplicaState]:
+        """The states of all replicas as of the last call of `states`; load and rates may have changed since."""
         return self._states
 
     def get(self, name: str) -> Account:

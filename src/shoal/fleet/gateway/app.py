@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from shoal.fleet.gateway.apis import APIS
 from shoal.fleet.gateway.bodies import Bodies
-from shoal.fleet.gateway.body import Parsed, Sizer, parse_off_loop, route_request
+from shoal.fleet.gateway.body import Parsed, parse_off_loop, route_request
 from shoal.fleet.gateway.config import GatewayConfig
 from shoal.fleet.gateway.context import Asked, Services
 from shoal.fleet.gateway.dispatch import Dispatcher
@@ -40,6 +40,7 @@ from shoal.http.event_stream import ClientDisconnected
 from shoal.http.request_ids import CLIENT_CLOSED, request_id
 from shoal.http.transport import ON_LOST
 from shoal.policy.admission import Admission
+from shoal.policy.estimates import TokenEstimator
 from shoal.policy.outcomes import Outcome
 from shoal.policy.retry import RetryPolicy
 from shoal.policy.routing import Router, build_router
@@ -70,10 +71,10 @@ class Gateway:
             PromptLog(self.config.prompt_log, self.config.redact) if self.config.prompt_log is not None else None
         )
         self.pages = Pages(self)
-        self.sizer = Sizer()
+        self._estimator = TokenEstimator()
         self.draining = False
         self._clients = Clients(self.config.keys)
-        self.tokens = TokenSource(registry, self.router.index)
+        self.tokens = TokenSource(registry)
         self.splitter = Splitter(
             registry,
             self.router,
@@ -195,7 +196,7 @@ class Gateway:
             used = exchange.used
             client.settle(charged, used.total)
             if exchange.meter.usage is not None:
-                self.sizer.observe(parsed.ask.model, parsed.prompt_bytes, used.prompt_tokens, used.output)
+                self._estimator.observe(parsed.ask.model, parsed.prompt_bytes, used.prompt_tokens, used.output)
 
     async def _answer_stored(self, scope: Scope, send: Send, record: RequestRecord, response_id: str) -> None:
         head = RequestHead.read(scope["headers"], record.request_id)
@@ -236,15 +237,17 @@ class Gateway:
             parsed,
             record.request_id,
             self.router,
-            self.sizer,
+            self._estimator,
             head.session,
             client.name,
             client.priority,
             adapter=self.registry.base_of(model) is not None,
         )
         self._stored.pin(parsed, client.name, route, self.registry)
-        if parsed.api.chunked and self.config.tokenize and self.tokens.wants(route):
-            await self.tokens.fill(parsed, route)
+        if parsed.api.chunked and self.config.tokenize:
+            source = self.router.token_source(route, self.registry.last_states)
+            if source is not None:
+                await self.tokens.fill(parsed, route, source)
         self._dispatcher.admit(route)
         return Exchange(self._services, Asked(record, parsed, route, head.forwarded, send))
 

@@ -18,6 +18,7 @@ from shoal.http.errors import ApiError
 from shoal.http.json_limits import UNCHECKED_BYTES, check_structure
 from shoal.http.json_words import in_json_terms, malformed
 from shoal.policy.batching.prefix import make_extras
+from shoal.policy.estimates import TokenEstimator
 from shoal.policy.routing.contracts import RouteRequest
 from shoal.policy.routing.router import Router
 
@@ -28,7 +29,6 @@ _MAX_BLOCKS = 2048
 _MAX_ID_BYTES = 2**20
 """Of a list of token ids that is decoded and hashed; a longer one is routed by its JSON."""
 _MAX_HASHED_BYTES = BLOCK_BYTES * (_MAX_BLOCKS + 1)
-_DEFAULT_OUTPUT = 256
 _DEFAULT_COMPLETION = 16
 """`max_tokens` of completions in OpenAI's API."""
 _SESSION_LIMIT = 256
@@ -232,34 +232,11 @@ def _tokens(prompt: Raw) -> list[int] | None:
         return None
 
 
-class Sizer:
-    """Bytes of JSON → tokens, by what engines reported for each model."""
-
-    def __init__(self) -> None:
-        self._bytes_per_token: dict[str, float] = {}
-        self._output: dict[str, float] = {}
-
-    def prompt_tokens(self, model: str, size: int) -> int:
-        return max(1, int(size / self._bytes_per_token.get(model, 4.0)))
-
-    def output_tokens(self, model: str, limit: int | None) -> int:
-        usual = int(self._output.get(model, _DEFAULT_OUTPUT))
-        return max(1, usual if limit is None else min(limit, usual))
-
-    def observe(self, model: str, size: int, prompt_tokens: int, completion_tokens: int) -> None:
-        """An engine counted a request. `model` is one that is served, so that this can't grow without bound."""
-        if prompt_tokens > 0 and size > 0:
-            before = self._bytes_per_token.get(model, size / prompt_tokens)
-            self._bytes_per_token[model] = max(0.5, before + 0.05 * (size / prompt_tokens - before))
-        usual = self._output.get(model, float(_DEFAULT_OUTPUT))
-        self._output[model] = max(1.0, usual + 0.05 * (completion_tokens - usual))
-
-
 def route_request(
     parsed: Parsed,
     request_id: str,
     router: Router,
-    sizer: Sizer,
+    estimator: TokenEstimator,
     session: str | None,
     client: str,
     priority: int | None,
@@ -269,14 +246,14 @@ def route_request(
     """What the router needs to know of it. `adapter`: its model is a LoRA adapter, which the KV depends on."""
     ask = parsed.ask
     tokens = parsed.tokens
-    size = len(tokens) if tokens is not None else sizer.prompt_tokens(ask.model, parsed.prompt_bytes)
+    size = len(tokens) if tokens is not None else estimator.prompt_tokens(ask.model, parsed.prompt_bytes)
     if not parsed.api.computes:
         size = 1
     route = RouteRequest(
         id=request_id,
         model=ask.model,
         prompt_tokens=size,
-        max_tokens=sizer.output_tokens(ask.model, parsed.output_limit) * max(1, ask.n or 1)
+        max_tokens=estimator.output_tokens(ask.model, parsed.output_limit) * max(1, ask.n or 1)
         if parsed.api.generates
         else 0,
         tokens=tokens,

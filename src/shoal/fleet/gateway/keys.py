@@ -1,31 +1,12 @@
 """Who a client is, and how much it may ask for."""
 
 import hmac
-from dataclasses import dataclass
 
 from shoal.fleet.gateway.config import KeyConfig, KeyScope
+from shoal.fleet.gateway.dispatch import refused
 from shoal.http.errors import ApiError
 from shoal.http.keys import bearer_digest, invalid_key
-from shoal.policy.admission import retry_after_header
-
-
-@dataclass(slots=True)
-class _Bucket:
-    """`per_minute` a minute, a minute's worth at most."""
-
-    per_minute: float
-    level: float
-    at: float
-
-    def wait(self, amount: float, now: float) -> float:
-        """Seconds until `amount` may be taken; 0: now. More than a minute's worth may go once it is full."""
-        self.level = min(self.per_minute, self.level + (now - self.at) * self.per_minute / 60)
-        self.at = now
-        missing = min(amount, self.per_minute) - self.level
-        return max(0.0, missing * 60 / self.per_minute)
-
-    def take(self, amount: float) -> None:
-        self.level -= amount
+from shoal.policy.limits import RateLimit
 
 
 class Client:
@@ -36,8 +17,8 @@ class Client:
         self.priority = config.priority if config else None
         self._scopes = frozenset(config.scopes) if config else None
         self._models = frozenset(config.models) if config and config.models is not None else None
-        self._requests = _bucket(config.requests_per_minute if config else None)
-        self._tokens = _bucket(config.tokens_per_minute if config else None)
+        limits = (config.requests_per_minute, config.tokens_per_minute) if config else (None, None)
+        self._limit = RateLimit(*limits)
 
     def may_use(self, model: str) -> bool:
         return self._models is None or model in self._models
@@ -54,28 +35,13 @@ class Client:
 
     def charge(self, tokens: int, now: float) -> None:
         """Count a request of about so many tokens; `ApiError` 429 if that exceeds its rate."""
-        for bucket, amount, what in ((self._requests, 1, "requests"), (self._tokens, tokens, "tokens")):
-            if bucket is not None and (wait := bucket.wait(amount, now)) > 0:
-                raise ApiError(
-                    429,
-                    f"rate limit of this key: {bucket.per_minute:g} {what} a minute",
-                    kind="rate_limit_error",
-                    code="rate_limit_exceeded",
-                    headers={"Retry-After": retry_after_header(wait)},
-                )
-        if self._requests is not None:
-            self._requests.take(1)
-        if self._tokens is not None:
-            self._tokens.take(tokens)
+        refusal = self._limit.charge(tokens, now)
+        if refusal is not None:
+            raise refused(refusal)
 
     def settle(self, charged: int, used: int) -> None:
         """The request ended: what it really used replaces what was charged."""
-        if self._tokens is not None:
-            self._tokens.take(used - charged)
-
-
-def _bucket(per_minute: int | None) -> _Bucket | None:
-    return _Bucket(float(per_minute), float(per_minute), 0.0) if per_minute is not None else None
+        self._limit.settle(charged, used)
 
 
 class Clients:

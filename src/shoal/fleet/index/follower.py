@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from shoal.fleet.index.events import BadEvents, Cleared, Removed, Stored, decode_batch
 from shoal.fleet.registry import RawEvents, Replica
 from shoal.policy.outcomes import LegFailed
-from shoal.policy.routing.kv import CombinedIndex, ExactIndex
+from shoal.policy.routing.contracts import EventIndex
 
 log = logging.getLogger("shoal.fleet")
 
@@ -42,10 +42,9 @@ class FollowerCounts:
 class Follower:
     """Applies one replica's events to the index."""
 
-    def __init__(self, replica: Replica, index: ExactIndex | CombinedIndex) -> None:
+    def __init__(self, replica: Replica, index: EventIndex) -> None:
         self._replica = replica
         self._index = index
-        self._exact = index.exact if isinstance(index, CombinedIndex) else index
         self._next: int | None = None
         """The sequence number that should come; None: whatever comes first."""
         self.counts = FollowerCounts()
@@ -134,12 +133,12 @@ class Follower:
             log.warning("replica %s: message %d: %s", self._replica.name, message.sequence, error)
             self._reset("a message could not be read")
             return
-        name, exact = self._replica.name, self._exact
+        name, index = self._replica.name, self._index
         for event in events:
             self.counts.events += 1
             if isinstance(event, Stored):
-                exact.stored(name, event.hashes, event.parent, event.tokens, event.block_size, event.extras)
+                index.stored(name, event.hashes, event.parent, event.tokens, event.block_size, event.extras)
             elif isinstance(event, Removed):
-                exact.removed(name, event.hashes)
+                index.removed(name, event.hashes)
             elif isinstance(event, Cleared):
-                self._index.cleared(name)
+                index.cleared(name)

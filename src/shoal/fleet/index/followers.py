@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 from shoal.fleet.index.follower import Follower
 from shoal.fleet.registry import Registry
-from shoal.policy.routing.kv import CombinedIndex, ExactIndex
+from shoal.policy.routing.contracts import EventIndex
 
 
 class Followers:
     """Starts and ends followers as replicas come and go."""
 
-    def __init__(self, registry: Registry, index: ExactIndex | CombinedIndex) -> None:
+    def __init__(self, registry: Registry, index: EventIndex) -> None:
         self._registry = registry
         self._index = index
         self._tasks: dict[str, asyncio.Task[None]] = {}

@@ -141,10 +141,30 @@ class Picker(Protocol):
     def forget(self, replica: str) -> None: ...
 
 
+class EventIndex(Protocol):
+    """Blocks that replicas hold, as KV events say. `hashes` are an engine's own names of blocks."""
+
+    def stored(
+        self,
+        replica: str,
+        hashes: Sequence[object],
+        parent: object | None,
+        tokens: Sequence[int],
+        block_size: int,
+        extras: tuple[tuple[str, str], ...] = (),
+    ) -> bool: ...
+    def removed(self, replica: str, hashes: Sequence[object]) -> None: ...
+    def cleared(self, replica: str) -> None: ...
+
+
 class Index(Protocol):
     """Which replica holds which prefix."""
 
     needs: frozenset[Need]
+
+    @property
+    def events(self) -> EventIndex | None:
+        """Where KV events go; None: it learns nothing from them."""
 
     def hits(self, request: RouteRequest, now: float) -> Mapping[str, int]: ...
     def charged(self, request: RouteRequest) -> Sequence[float]: ...

@@ -35,6 +35,10 @@ class ExactIndex:
         self._limit = blocks_per_replica
         self._held: dict[str, _Held] = {}
 
+    @property
+    def events(self) -> "ExactIndex":
+        return self
+
     def stored(
         self,
         replica: str,
@@ -153,7 +157,12 @@ class CombinedIndex:
     def __init__(self, exact: ExactIndex, approximate: ApproximateIndex, soon_seconds: float = 2.0) -> None:
         self.exact = exact
         self.approximate = approximate
+        self.stored, self.removed = exact.stored, exact.removed
         self._soon_seconds = soon_seconds
+
+    @property
+    def events(self) -> "CombinedIndex":
+        return self
 
     def hits(self, request: RouteRequest, now: float) -> Mapping[str, int]:
         found = dict(self.approximate.hits(request, now))

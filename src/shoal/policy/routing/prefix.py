@@ -77,6 +77,7 @@ class ApproximateIndex:
     """Block hash → replicas, from `chosen` calls."""
 
     needs = frozenset[Need]({"blocks"})
+    events = None
 
     def __init__(self, blocks_per_replica: int = 32_768, ttl_seconds: float = 600.0) -> None:
         if blocks_per_replica < 1:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from shoal.policy.routing.contracts import (
     NO_NEEDS,
     Decision,
+    EventIndex,
     Filter,
     Index,
     NoReplica,
@@ -23,6 +24,10 @@ from shoal.policy.routing.pickers import Least, PowerOfTwo, Random, RoundRobin, 
 from shoal.policy.routing.prefix import ApproximateIndex
 from shoal.policy.routing.session import SessionAffinity
 from shoal.policy.routing.text_tree import CacheAware
+
+_MIN_TOKENIZED = 64
+_MAX_TOKENIZED = 200_000
+"""Prompt tokens, estimated: no replica tokenizes more in the time that it is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +97,30 @@ class Router:
         if self.index is not None:
             request.hits = self.index.hits(request, now)
         return min(self._ttft(request, r, now) for r in able)
+
+    def token_source(self, request: RouteRequest, replicas: Sequence[ReplicaState]) -> str | None:
+        """Return the replica to ask for the token ids of a prompt's text; None: they would not change a decision.
+
+        They find what a replica announces. Such a replica is asked, for prompts that are long enough to matter.
+        """
+        index = self.index
+        if (
+            index is None
+            or "tokens" not in index.needs
+            or request.tokens is not None
+            or not _MIN_TOKENIZED <= request.prompt_tokens <= _MAX_TOKENIZED
+            or len(replicas) < 2
+        ):
+            return None
+        for state in replicas:
+            if state.healthy and not state.draining and request.model in state.models and index.knows(state.name):
+                return state.name
+        return None
+
+    @property
+    def event_index(self) -> EventIndex | None:
+        """Where KV events of replicas go; None: they would not change a decision."""
+        return self.index.events if self.index is not None else None
 
     def forget(self, replica: str) -> None:
         """The replica left, or came back as another process with nothing in its cache."""

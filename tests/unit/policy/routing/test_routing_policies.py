@@ -270,3 +270,21 @@ def test_a_busy_replica_is_waited_for_though_a_fallback_is_free() -> None:
     answer = build_router().route(RouteRequest("x", "m", 100), [busy, fallback], 0.0)
     assert isinstance(answer, NoReplica)
     assert answer.kind == "busy"
+
+
+def test_token_ids_are_asked_of_a_replica_that_announces_what_it_holds() -> None:
+    router = build_router()
+    states = [replica("silent"), replica("ill", healthy=False), replica("speaks")]
+    asked = request(64)
+    assert router.token_source(asked, states) is None
+    events = router.event_index
+    assert events is not None
+    for name in ("ill", "speaks"):
+        events.stored(name, [1], None, [1, 2, 3, 4], 4)
+    assert router.token_source(asked, states) == "speaks"
+    assert router.token_source(asked, states[2:]) is None, "there is nothing to choose"
+    for other in (request(63), request(200_001), request(64, tokens=[1] * 64)):
+        assert router.token_source(other, states) is None
+    approximate = build_router(RouterConfig(policy="prefix"))
+    assert approximate.event_index is None
+    assert approximate.token_source(asked, states) is None
