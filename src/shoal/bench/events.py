@@ -1,4 +1,4 @@
-"""What an OpenAI-compatible server sends back, as far as a benchmark reads it, and its stream cut into events."""
+"""What an OpenAI-compatible server sends back, as far as a benchmark reads it."""
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -61,32 +61,7 @@ class _ErrorBody(msgspec.Struct, frozen=True):
 
 
 DONE = b"[DONE]"
-_MAX_LINE_BYTES = 4 * 2**20
 _ERROR_LENGTH = 300
-
-
-class EventSplitter:
-    """Bytes of a stream in, payloads of its events out, however the bytes are cut."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-        self._data: list[bytes] = []
-
-    def feed(self, piece: bytes) -> list[bytes]:
-        """The payloads completed by this piece; `ValueError` for an event that never ends."""
-        lines = (self._rest + piece).split(b"\n")
-        self._rest = lines.pop()
-        if len(self._rest) > _MAX_LINE_BYTES:
-            raise ValueError(f"a line of more than {_MAX_LINE_BYTES} bytes")
-        done = []
-        for line in lines:
-            line = line.rstrip(b"\r")
-            if line.startswith(b"data:"):
-                self._data.append(line[5:].lstrip(b" "))
-            elif not line and self._data:
-                done.append(self._data[0] if len(self._data) == 1 else b"\n".join(self._data))
-                self._data = []
-        return done
 
 
 def error_text(body: bytes) -> str:

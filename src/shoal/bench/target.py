@@ -9,9 +9,10 @@ from typing import Any, Literal, Self
 import msgspec
 
 from shoal.bench.errors import BenchError
-from shoal.bench.events import DONE, Event, EventSplitter, Usage, error_text
+from shoal.bench.events import DONE, Event, Usage, error_text
 from shoal.bench.prompts import SAMPLE, IdPrompts, TextPrompts
 from shoal.http.client import Answer, Endpoint
+from shoal.http.sse import SseSplitter, payloads
 from shoal.policy.outcomes import LegFailed, Outcome, outcome_of_status
 
 Api = Literal["completions", "chat"]
@@ -195,11 +196,11 @@ class Target:
         if not kind.startswith(b"text/event-stream"):
             await answer.whole(_BODY_LIMIT)
             raise LegFailed(Outcome.REPLICA_FAULT, f"not a stream but {kind.decode('latin-1') or 'of no type'}")
-        splitter = EventSplitter()
+        splitter = SseSplitter()
         while piece := await answer.read():
             now = time.perf_counter()
             try:
-                for payload in splitter.feed(piece):
+                for payload in payloads(splitter.feed(piece)):
                     _take(payload, reply, now, keep_text)
             except (msgspec.DecodeError, ValueError) as error:
                 raise LegFailed(Outcome.REPLICA_FAULT, f"not an event of the API: {error}") from None

@@ -30,22 +30,32 @@ _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 
 async def read_json(request: Request, kind: type[T], *, limit: int, seconds: float) -> T:
     """The request's JSON body as a `kind`; `ApiError` 400, 408, 413 or 415 that says what is wrong and where."""
-    media_type = request.headers.get("content-type", "").split(";", 1)[0].strip().lower()
-    if media_type != "application/json" and not media_type.endswith("+json"):
-        raise unsupported_media_type(media_type)
+    headers = request.headers
+    check_head(headers.get("content-type", ""), headers.get("content-length", ""), limit)
     body = await _read(request, limit, seconds)
-    encoding = request.headers.get("content-encoding", "")
-    if is_encoded(encoding):
-        body = await off_loop_if(len(body) > OFF_LOOP_BYTES, lambda: decompress(body, encoding, limit))
+    body = await decoded(body, headers.get("content-encoding", ""), limit)
     if len(body) > _OFF_LOOP_BYTES:
         return await asyncio.to_thread(parse, body, kind)
     return parse(body, kind)
 
 
-async def _read(request: Request, limit: int, seconds: float) -> bytes:
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limit:
+def check_head(content_type: str, content_length: str, limit: int) -> None:
+    """Raise `ApiError` 415 or 413 for a body that isn't JSON, or that says it has more than `limit` bytes."""
+    media_type = content_type.split(";", 1)[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise unsupported_media_type(media_type)
+    if content_length.isdigit() and int(content_length) > limit:
         raise body_too_large(limit)
+
+
+async def decoded(body: bytes, content_encoding: str, limit: int) -> bytes:
+    """Return a body without its content encoding. `ApiError` 400, 413 or 415."""
+    if not is_encoded(content_encoding):
+        return body
+    return await off_loop_if(len(body) > OFF_LOOP_BYTES, lambda: decompress(body, content_encoding, limit))
+
+
+async def _read(request: Request, limit: int, seconds: float) -> bytes:
     chunks: list[bytes] = []
     size = 0
     try:

@@ -4,12 +4,16 @@ import re
 
 import msgspec
 
+from shoal.policy.outcomes import LegFailed, Outcome
+
 DONE = b"data: [DONE]"
 """The last event of OpenAI's streams, without the empty line that ends it."""
 DONE_EVENT = DONE + b"\n\n"
 HEARTBEAT = b": keep-alive\n\n"
 """A comment, which every SSE client ignores."""
 
+MAX_EVENT_BYTES = 16 * 2**20
+"""Of one event: log-probabilities of a long prompt are the largest."""
 _BOUNDARY = re.compile(rb"(?:\r?\n){2}")
 
 _encode = msgspec.json.Encoder().encode
@@ -28,34 +32,31 @@ def named_event(value: msgspec.Struct) -> bytes:
 
 
 class SseSplitter:
-    """Turns pieces of a stream into whole events."""
+    """Cuts a stream into runs of whole events, however it arrives."""
 
-    def __init__(self) -> None:
-        self._rest = b""
+    def __init__(self, limit: int = MAX_EVENT_BYTES) -> None:
+        self._limit = limit
+        self._rest = bytearray()
 
     def feed(self, piece: bytes) -> bytes:
-        """The events that are whole now, as they came."""
-        data = self._rest + piece if self._rest else piece
-        end = data.rfind(b"\n\n")
-        size = 2
-        if (crlf := data.rfind(b"\r\n\r\n")) > end:
-            end, size = crlf, 4
-        if end < 0:
-            self._rest = data
-            return b""
-        self._rest = data[end + size :]
-        return data[: end + size]
-
-    @property
-    def rest(self) -> bytes:
-        """What is left of an event that never ended."""
-        return self._rest
+        """Return the events that are whole now, as they came. `LegFailed` for one of more than `limit` bytes."""
+        rest = self._rest
+        if not rest and piece.endswith(b"\n\n"):
+            return piece
+        # An end of an event may lie across pieces; what was searched before is not searched again.
+        start = max(0, len(rest) - 2)
+        rest += piece
+        at, at_crlf = rest.rfind(b"\n\n", start), rest.rfind(b"\n\r\n", start)
+        end = max(at + 2 if at >= 0 else 0, at_crlf + 3 if at_crlf >= 0 else 0)
+        whole = bytes(rest[:end])
+        del rest[:end]
+        if len(rest) > self._limit:
+            raise LegFailed(Outcome.REPLICA_FAULT, f"an event of more than {self._limit} bytes")
+        return whole
 
 
 def split_events(events: bytes) -> list[bytes]:
     """Whole events one by one, each without the empty line that ends it."""
-    if events.count(b"\n\n") == 1 and events.endswith(b"\n\n"):
-        return [events[:-2]]
     # The expression looks at every byte, which costs more than parsing the events.
     parts = _BOUNDARY.split(events) if b"\r" in events else events.split(b"\n\n")
     return [event for event in parts if event]

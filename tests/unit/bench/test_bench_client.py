@@ -7,11 +7,9 @@ from collections.abc import Callable
 
 import pytest
 from benchkit import HEAD, Write, chunk, event, refusal, serving, stream
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from shoal.bench.errors import BenchError
-from shoal.bench.events import EventSplitter, error_text
+from shoal.bench.events import error_text
 from shoal.bench.lengths import parse_lengths
 from shoal.bench.load import Shape, at_times, made_up
 from shoal.bench.run import Runner, RunOptions
@@ -194,17 +192,6 @@ async def test_token_ids_of_a_completion_stand_in_for_a_tokenizer() -> None:
 async def test_an_endpoint_that_is_not_there_is_named(url: str) -> None:
     with pytest.raises(BenchError, match=url):
         await Target.open(TargetOptions(url))
-
-
-@given(st.lists(st.binary(max_size=20).filter(lambda b: b"\n" not in b and b"\r" not in b), max_size=6), st.data())
-@settings(max_examples=60, deadline=None)
-def test_events_come_whole_however_the_bytes_are_cut(payloads: list[bytes], data: st.DataObject) -> None:
-    raw = b": comment\r\n\r\n" + b"".join(b"data: " + p + b"\r\n\r\n" for p in payloads)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=8)))
-    splitter, got = EventSplitter(), []
-    for start, end in zip([0, *cuts], [*cuts, len(raw)], strict=True):
-        got += splitter.feed(raw[start:end])
-    assert got == [p.lstrip(b" ") for p in payloads]
 
 
 @pytest.mark.parametrize(

@@ -179,8 +179,6 @@ class Gateway:
         if self.draining:
             raise shutting_down()
         body = await self._bodies.read(receive, head, task)
-        if head.content_encoding:
-            body = await self._bodies.decompress(body, head)
         parsed = await parse_off_loop(api.endpoint, body)
         if self._prompts is not None:
             self._prompts.add(record, body)

@@ -2,16 +2,15 @@
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from starlette.types import Receive
 
 from shoal.fleet.gateway.config import GatewayConfig
 from shoal.fleet.gateway.head import RequestHead
-from shoal.http.encodings import OFF_LOOP_BYTES, decompress, is_encoded
-from shoal.http.errors import body_timeout, body_too_large, unsupported_media_type
-from shoal.http.event_stream import ClientDisconnected, off_loop_if
+from shoal.http.bodies import check_head, decoded
+from shoal.http.errors import body_timeout, body_too_large
+from shoal.http.event_stream import ClientDisconnected
 
 
 class Bodies:
@@ -32,13 +31,9 @@ class Bodies:
                 task.cancel()
 
     async def read(self, receive: Receive, head: RequestHead, task: "asyncio.Task[Any]") -> bytes:
-        """The whole body as it came. `ApiError` 408, 413 or 415, or `ClientDisconnected`."""
-        media = head.content_type.split(b";", 1)[0].strip().lower()
-        if media != b"application/json" and not media.endswith(b"+json"):
-            raise unsupported_media_type(media.decode("latin-1"))
-        limit, length = self._config.max_body_bytes, head.content_length
-        if length.isdigit() and int(length) > limit:
-            raise body_too_large(limit)
+        """Return the whole body, decompressed. `ApiError` 400, 408, 413 or 415, or `ClientDisconnected`."""
+        limit = self._config.max_body_bytes
+        check_head(head.content_type, head.content_length, limit)
         self._reading[task] = self._clock()
         parts: list[bytes] = []
         size = 0
@@ -53,7 +48,8 @@ class Bodies:
                     if size > limit:
                         raise body_too_large(limit)
                 if not message.get("more_body", False):
-                    return parts[0] if len(parts) == 1 else b"".join(parts)
+                    body = parts[0] if len(parts) == 1 else b"".join(parts)
+                    break
         except asyncio.CancelledError:
             if task not in self._slow:
                 raise
@@ -62,11 +58,4 @@ class Bodies:
             raise body_timeout(self._config.body_seconds) from None
         finally:
             del self._reading[task]
-
-    async def decompress(self, body: bytes, head: RequestHead) -> bytes:
-        """A body without its content encoding. `ApiError` 400, 413 or 415."""
-        encoding = head.content_encoding.decode("latin-1")
-        if not is_encoded(encoding):
-            return body
-        undo = partial(decompress, body, encoding, self._config.max_body_bytes)
-        return await off_loop_if(len(body) > OFF_LOOP_BYTES, undo)
+        return await decoded(body, head.content_encoding, limit) if head.content_encoding else body

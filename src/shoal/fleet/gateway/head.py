@@ -13,9 +13,9 @@ class RequestHead:
     """Of one request; what isn't there is empty."""
 
     authorization: bytes = b""
-    content_type: bytes = b""
-    content_encoding: bytes = b""
-    content_length: bytes = b""
+    content_type: str = ""
+    content_encoding: str = ""
+    content_length: str = ""
     session: str | None = None
     forwarded: list[tuple[bytes, bytes]] = field(default_factory=list)
     """Headers that replicas get too."""
@@ -31,11 +31,11 @@ class RequestHead:
                 # Where Anthropic's clients put it.
                 head.authorization = head.authorization or b"Bearer " + value
             elif name == b"content-type":
-                head.content_type = value
+                head.content_type = value.decode("latin-1")
             elif name == b"content-encoding":
-                head.content_encoding = value
+                head.content_encoding = value.decode("latin-1")
             elif name == b"content-length":
-                head.content_length = value
+                head.content_length = value.decode("latin-1")
             elif name in _SESSION:
                 head.session = value.decode("latin-1") or None
             elif name in _FORWARDED or name.startswith(_FORWARDED_PREFIX):
