@@ -80,15 +80,17 @@ def model_named(name: str | None, option: str | None) -> str | None:
     return name if name is not None else option
 
 
-def model_of(name: str, catalogs: Sequence[Path] | None) -> ModelSpec:
-    """The model at a path, of this name in the catalogue, or of this Hugging Face id."""
+def model_of(name: str | ModelSpec, catalogs: Sequence[Path] | None) -> ModelSpec:
+    """The model at a path, of this name in the catalogue, or of this Hugging Face id; a model as it is."""
+    if isinstance(name, ModelSpec):
+        return name
     from shoal.cli.model_spec import model_spec
 
     return model_spec(name, catalogs or ())
 
 
 def weights_of(
-    model: str | None, params: str | None, dtype: str | None, catalogs: Sequence[Path] | None
+    model: str | ModelSpec | None, params: str | None, dtype: str | None, catalogs: Sequence[Path] | None
 ) -> tuple[str, float]:
     """(what the model is called, bytes of its weights)."""
     if model is not None and params is not None:
@@ -103,7 +105,7 @@ def weights_of(
 
 
 def cache_of(
-    model: str | None,
+    model: str | ModelSpec | None,
     shape: tuple[int | None, int | None, int | None],
     kv_dtype: str,
     context: str,

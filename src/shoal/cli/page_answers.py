@@ -6,6 +6,8 @@ import msgspec
 
 from shoal.cli.model_spec import page_model
 from shoal.plan.asked import Asked, Refused, asked_from, read_asked
+from shoal.plan.designs import Plan
+from shoal.plan.emit import emit
 from shoal.plan.explain import explain
 from shoal.plan.report import plan_data
 from shoal.plan.restate import command
@@ -35,7 +37,20 @@ def plan_answer(body: bytes, catalogs: tuple[Path, ...]) -> dict[str, object]:
     read = read_asked(asked, lambda name: _model(name, config, catalogs), catalogs)
     plan = search(read.question)
     data = plan_data(plan, explain(plan, sensitivity=not quick), top)
-    return {**data, "command": command(asked), "asked": _texts(asked)}
+    return {**data, "command": command(asked), "asked": _texts(asked), "emitted": _emitted(plan, asked.model or "")}
+
+
+def _emitted(plan: Plan, model: str) -> list[dict[str, str]]:
+    """What runs the first design: the engine's commands, and manifests for Kubernetes, labelled."""
+    if plan.best is None:
+        return []
+    texts = []
+    for target, name in ((plan.best.engine, f"{plan.best.engine} commands"), ("k8s", "Kubernetes manifests")):
+        try:
+            texts.append({"name": name, "text": emit(plan, target, model)})
+        except SpecError as error:
+            texts.append({"name": name, "text": f"# {error}"})
+    return texts
 
 
 def _model(name: str, config: object, catalogs: tuple[Path, ...]) -> ModelSpec:

@@ -25,7 +25,6 @@ FILES: Mapping[str, str] = MappingProxyType(
     {
         "index.html": "text/html; charset=utf-8",
         "style.css": "text/css; charset=utf-8",
-        "calc.js": "text/javascript; charset=utf-8",
         "charts.js": "text/javascript; charset=utf-8",
         "app.js": "text/javascript; charset=utf-8",
     }
@@ -71,8 +70,9 @@ def make_server(host: str, port: int, catalogs: tuple[Path, ...] = ()) -> Thread
 
 def _answers() -> Mapping[str, Answer]:
     from shoal.cli.page_answers import plan_answer
+    from shoal.cli.page_calculators import calculator_answer
 
-    return {"/api/plan": plan_answer}
+    return {"/api/plan": plan_answer, "/api/calc": calculator_answer}
 
 
 def _loopback(host: str) -> bool:

@@ -306,7 +306,7 @@ def test_the_server_answers_loopback_only(port: int) -> None:
 
 
 def test_the_server_serves_its_files_and_no_others(port: int) -> None:
-    for name in ("/", "/?model=llama-3.1-8b", "/style.css", "/calc.js", "/charts.js", "/app.js"):
+    for name in ("/", "/?model=llama-3.1-8b", "/style.css", "/charts.js", "/app.js"):
         assert request(port, "GET", name)[0] == 200
     for name in ("/../api.py", "/%2e%2e/api.py", "/nothing", "/__init__.py"):
         assert request(port, "GET", name)[0] == 404

@@ -1,9 +1,7 @@
-// The page: calculators answer as one types; the planner asks the server.
+// The page: every field goes to the server as it was typed, and is read there by the parser of the command line.
 "use strict";
 (function () {
   const byId = (id) => document.getElementById(id);
-  const number = (host, name) => Number(String(host.querySelector(`[name=${name}]`).value).replaceAll(",", "").trim() || NaN);
-  const GB = 1e9;
 
   function bytes(value) {
     for (const [unit, scale] of [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["KB", 1e3]]) {
@@ -12,83 +10,53 @@
     return `${Math.round(value)} B`;
   }
   const round = (v) => Number(v.toPrecision(2)).toLocaleString("en");
-  const percent = (v) => `${(v * 100).toFixed(v < 0.1 ? 1 : 0)} %`;
-  const usd = (v) => `$${v >= 100 ? Math.round(v).toLocaleString("en") : v >= 0.1 ? v.toFixed(2) : v.toPrecision(2)}`;
   const time = (s) => (s >= 1 ? `${s.toFixed(1)} s` : s >= 1e-3 ? `${(s * 1e3).toPrecision(3)} ms` : `${(s * 1e6).toPrecision(3)} µs`);
 
-  // Runs one calculator; what it refuses is said where the answer would be.
-  function answer(id, compute) {
-    const out = byId(`${id}-answer`);
-    try {
-      out.classList.remove("error");
-      out.textContent = compute(byId(id));
-    } catch (error) {
-      if (!(error instanceof calc.Refused)) throw error;
-      out.classList.add("error");
-      out.textContent = error.message;
-      const chart = byId(`${id}-chart`);
-      if (chart) chart.replaceChildren();
-    }
+  async function post(path, content) {
+    const response = await fetch(path, {
+      method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(content),
+    });
+    return [response.ok, await response.json()];
   }
 
-  const calculators = {
-    fit(host) {
-      const weights = calc.weightBytes(number(host, "parameters") * 1e9, number(host, "bytes"));
-      const cache = calc.kvBytes(number(host, "token") * number(host, "cache"), number(host, "context"), number(host, "users"));
-      const memory = number(host, "memory") * GB, headroom = number(host, "headroom") / 100;
-      const found = calc.devicesNeeded(weights + cache, memory, headroom);
-      byId("fit-note").textContent =
-        `weights ${bytes(weights)} + cache ${bytes(cache)} = ${bytes(weights + cache)}, over ${bytes(memory * (1 - headroom))} usable: ` +
-        `${found.exact.toFixed(3)}` + (cache > weights ? `. The cache is ${(cache / weights).toFixed(1)} times the weights.` : ".");
-      charts.fill(byId("fit-chart"), [["weights", weights], ["cache", cache]],
-        [[`usable on ${found.count}`, found.count * memory * (1 - headroom)]], bytes);
-      return found.tooClose ? `${found.count - 1} or ${found.count} devices: too close to call` : `${found.count} device${found.count === 1 ? "" : "s"}`;
-    },
-    kv(host) {
-      const mla = host.querySelector("[name=kind]").value === "mla";
-      host.querySelectorAll("[data-kind]").forEach((label) => { label.hidden = (label.dataset.kind === "mla") !== mla; });
-      const layers = number(host, "layers"), element = number(host, "element");
-      const token = mla
-        ? calc.mlaBytesPerToken(layers, number(host, "latent"), number(host, "rope"), element)
-        : calc.gqaBytesPerToken(layers, number(host, "heads"), number(host, "width"), element);
-      byId("kv-note").textContent = `8K tokens: ${bytes(calc.kvBytes(token, 8192, 1))}; 128K tokens: ${bytes(calc.kvBytes(token, 131072, 1))}.`;
-      return `${bytes(token)} a token`;
-    },
-    bubble(host) {
-      const stages = number(host, "stages"), micro = number(host, "micro");
-      const idle = calc.bubble(stages, micro);
-      const points = [];
-      const last = Math.max(8 * stages, micro);
-      for (let m = 1; m <= last; m += Math.max(1, Math.floor(last / 60))) points.push([m, calc.bubble(stages, m)]);
-      charts.lines(byId("bubble-chart"), [{ name: "idle", points }], {
-        title: "idle share against micro-batches", xName: "micro-batches in flight", mark: [micro, idle],
-        x: (v) => Math.round(v), y: (v) => `${Math.round(v * 100)} %`, width: 380,
-      });
-      return `${percent(idle)} idle`;
-    },
-    handoff(host) {
-      const size = number(host, "size") * GB, ports = number(host, "ports");
-      const efficiency = number(host, "efficiency") / 100, layers = number(host, "layers");
-      const seconds = calc.handoffSeconds(size, number(host, "bandwidth") * GB, ports, efficiency, layers);
-      const points = [];
-      for (let b = 10; b <= 1000; b *= 1.3) points.push([b, calc.handoffSeconds(size, b * GB, ports, efficiency, layers)]);
-      charts.lines(byId("handoff-chart"), [{ name: "time", points }], {
-        title: "hand-off time against bandwidth", xName: "GB/s of a port", log: true, mark: null,
-        x: (v) => round(v), y: (v) => time(v), width: 380,
-      });
-      return time(seconds);
-    },
-    cost(host) {
-      const devices = number(host, "devices"), price = number(host, "price"), tokens = number(host, "tokens");
-      const utilization = number(host, "utilization") / 100;
-      const million = calc.costPerMillion(devices, price, tokens, utilization);
-      byId("cost-note").textContent = `${usd(calc.costPerDay(devices, price))} a day. One kind of token: count what your tokens a second count.`;
-      return `${usd(million)} a million tokens`;
-    },
+  const charted = {
+    fit: (host, found) => charts.fill(host, found.parts, [found.limit], bytes),
+    bubble: (host, found) => charts.lines(host, [{ name: "idle", points: found.curve }], {
+      title: "idle share against micro-batches", xName: "micro-batches in flight", mark: found.mark,
+      x: (v) => Math.round(v), y: (v) => `${Math.round(v * 100)} %`, width: 380,
+    }),
+    handoff: (host, found) => charts.lines(host, [{ name: "time", points: found.curve }], {
+      title: "hand-off time against bandwidth", xName: "GB/s of a port", log: true, mark: null,
+      x: (v) => round(v), y: (v) => time(v), width: 380,
+    }),
   };
-  for (const [id, compute] of Object.entries(calculators)) {
-    byId(id).addEventListener("input", () => answer(id, compute));
-    answer(id, compute);
+
+  // One calculator: asked anew as one types, the latest answer shown, what it refuses said beside the field.
+  const latest = {};
+  async function calculate(id) {
+    const form = byId(id), out = byId(`${id}-answer`), note = byId(`${id}-note`), chart = byId(`${id}-chart`);
+    const turn = latest[id] = (latest[id] || 0) + 1;
+    const fields = {};
+    for (const input of form.elements) if (input.name) fields[input.name] = input.value;
+    if (id === "kv") form.querySelectorAll("[data-kind]").forEach((label) => { label.hidden = label.dataset.kind !== fields.kind; });
+    let ok, found;
+    try {
+      [ok, found] = await post("api/calc", { calculator: id, fields });
+    } catch (problem) {
+      [ok, found] = [false, { error: `The planner does not answer (${problem.message}).`, problems: [] }];
+    }
+    if (turn !== latest[id]) return;
+    const left = mark(form, ok ? [] : found.problems, false);
+    out.classList.toggle("error", !ok);
+    out.textContent = ok ? found.answer : found.problems.length ? left.join(" ") : found.error;
+    if (note) note.textContent = ok ? found.note : "";
+    if (chart) { if (ok) charted[id](chart, found); else chart.replaceChildren(); }
+  }
+  for (const id of ["fit", "kv", "bubble", "handoff", "cost"]) {
+    let waiting;
+    byId(id).addEventListener("submit", (event) => { event.preventDefault(); calculate(id); });
+    byId(id).addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(() => calculate(id), 150); });
+    calculate(id);
   }
 
   document.querySelectorAll("[role=tab]").forEach((tab) => tab.addEventListener("click", () => {
@@ -106,21 +74,8 @@
     const response = await fetch("api/catalog");
     if (!response.ok) return;
     const found = await response.json();
-    const fit = byId("fit");
-    const models = fit.querySelector("[name=model]"), devices = fit.querySelector("[name=device]");
-    option(devices, "", "my own figure");
-    for (const model of found.models) { option(models, model.name, model.name); option(byId("models"), model.name); }
-    for (const device of found.accelerators) { option(devices, device.name, device.name); option(byId("gpus"), device.name); }
-    fit.addEventListener("change", (event) => {
-      const model = found.models.find((m) => m.name === models.value);
-      if (event.target === models && model) {
-        fit.querySelector("[name=parameters]").value = (model.parameters / 1e9).toFixed(2);
-        fit.querySelector("[name=token]").value = Math.round(model.kv_bytes_per_token);
-      }
-      const device = found.accelerators.find((d) => d.name === devices.value);
-      if (event.target === devices && device) fit.querySelector("[name=memory]").value = device.memory_bytes / GB;
-      answer("fit", calculators.fit);
-    });
+    for (const model of found.models) option(byId("models"), model.name);
+    for (const device of found.accelerators) option(byId("gpus"), device.name);
   }
 
   function element(name, text, className) {
@@ -182,6 +137,7 @@
     list(host, "Splitting prefill from decode", why.splitting);
     list(host, "Rejected", why.rejected);
     list(host, "Mind", why.cautions.map((c) => `${c.topic}: ${c.text}`));
+    copied(host, "Run it", plan.emitted.map((e) => [e.name, e.text]));
     copied(host, "Ask it again", [["On the command line", plan.command], ["As a link", location.href]]);
     host.hidden = false;
     host.scrollIntoView({ behavior: "smooth", block: "start" });
@@ -209,7 +165,7 @@
   }
 
   // What is wrong with a field stands beside it, and goes when it is typed in again.
-  function mark(form, problems) {
+  function mark(form, problems, focus = true) {
     form.querySelectorAll(".problem").forEach((node) => node.remove());
     form.querySelectorAll(".bad").forEach((node) => node.classList.remove("bad"));
     const left = [];
@@ -225,7 +181,7 @@
       input.addEventListener("input", () => { note.remove(); input.classList.remove("bad"); }, { once: true });
     }
     const first = form.querySelector(".bad");
-    if (first) first.focus();
+    if (first && focus) first.focus();
     return left;
   }
 
@@ -247,11 +203,8 @@
     button.disabled = true;
     button.textContent = "Searching …";
     try {
-      const response = await fetch("api/plan", {
-        method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(fields),
-      });
-      const found = await response.json();
-      if (response.ok) {
+      const [ok, found] = await post("api/plan", fields);
+      if (ok) {
         show(found);
       } else {
         byId("answer").hidden = true;

@@ -83,8 +83,8 @@ def unknown_part(field: str, text: str, known: Iterable[Accelerator]) -> SpecErr
         return SpecError(field, text, f"a size it is made in: {sizes}; a file of your own can add another")
     owners = {alias: p.name for p in parts for alias in (*p.aliases, p.name)}
     near = list(dict.fromkeys(owners[name] for name in near_names(text, owners)))
-    listed = f"{', '.join(near)} (nearest)" if near else ", ".join(p.name for p in parts)
-    return SpecError(field, text, f"one of {listed}; a file of your own (--catalog) can add another")
+    listed = f"{', '.join(near)} (nearest)" if near else ", ".join(p.name for p in parts if not p.by_name_only)
+    return SpecError(field, text, f"one of {listed}; a catalogue file of your own can add another")
 
 
 @dataclass(frozen=True, slots=True)
