@@ -126,6 +126,11 @@ class FakeEngine:
     def requests(self) -> int:
         return sum(s.path.startswith("/v1/") and bool(s.body) for s in self.seen)
 
+    @property
+    def connections(self) -> int:
+        """Connections that are open now."""
+        return len(self._connections)
+
     async def start(self) -> "FakeEngine":
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]

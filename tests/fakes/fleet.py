@@ -50,10 +50,16 @@ class Fleet:
     async def post(self, body: dict[str, Any], path: str = "/v1/chat/completions", **kw: Any) -> httpx.Response:
         return await self.client.post(path, json=body, **kw)
 
-    async def stream(self, body: dict[str, Any], path: str = "/v1/chat/completions") -> "Streamed":
-        """A whole stream, read to its end."""
+    async def stream(
+        self, body: dict[str, Any], path: str = "/v1/chat/completions", begun: asyncio.Event | None = None
+    ) -> "Streamed":
+        """A whole stream, read to its end. `begun` is set at its first bytes."""
+        raw = b""
         async with self.client.stream("POST", path, json=body | {"stream": True}) as response:
-            raw = b"".join([piece async for piece in response.aiter_bytes()])
+            async for piece in response.aiter_bytes():
+                raw += piece
+                if begun is not None:
+                    begun.set()
         return Streamed(response, raw)
 
     def counts(self) -> list[int]:

@@ -8,15 +8,16 @@ the only one of a pool has its successor there before it goes. Requests never se
 
 import asyncio
 import logging
+import os
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from shoal.fleet.adapters import DIALECTS
 from shoal.fleet.config import FleetConfig, Pool, SupervisorConfig
 from shoal.fleet.context import FleetContext
 from shoal.fleet.managed import ManagedReplica, ReplicaPhase
-from shoal.fleet.paths import log_directory
 from shoal.fleet.registry import Registry
 from shoal.policy.restarts import starts_successor_first
 
@@ -46,6 +47,22 @@ class Applied:
 def _started_otherwise(old: FleetConfig, new: FleetConfig) -> bool:
     """Whether what all replicas are told at their start has changed."""
     return old.tracing != new.tracing or bool(old.keys) != bool(new.keys)
+
+
+def _log_directory(configured: str | None) -> Path:
+    """`configured`, else `$SHOAL_HOME`, `$XDG_STATE_HOME/shoal` or `~/.local/state/shoal`, with `fleet/logs/PID`.
+
+    By process, so that two fleets on one machine don't write into each other's files.
+    """
+    if configured is not None:
+        return Path(configured).expanduser()
+    if home := os.environ.get("SHOAL_HOME"):
+        base = Path(home)
+    elif state := os.environ.get("XDG_STATE_HOME"):
+        base = Path(state) / "shoal"
+    else:
+        base = Path.home() / ".local" / "state" / "shoal"
+    return base / "fleet" / "logs" / str(os.getpid())
 
 
 class Supervisor:
@@ -89,7 +106,7 @@ class Supervisor:
         return FleetContext(
             registry=self._registry,
             settings=config.supervisor,
-            log_dir=log_directory(config.supervisor.log_dir),
+            log_dir=_log_directory(config.supervisor.log_dir),
             threads=max(1, self._cores // ranks),
             # The engine alone would take a quarter of what is free; together they take half.
             kv_share=0.5 / config.local_replicas if config.local_replicas > 1 else None,

@@ -191,10 +191,6 @@ class Endpoint:
         self._busy.discard(connection)
         connection.abort()
 
-    @property
-    def open_connections(self) -> int:
-        return len(self._idle) + len(self._busy)
-
     async def get(self, path: bytes, *, seconds: float, limit: int = 16 * 2**20) -> tuple[int, bytes]:
         """Status and body of a small GET, all within `seconds`; raises like `request`."""
         async with asyncio.timeout(seconds):

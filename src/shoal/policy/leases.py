@@ -88,6 +88,7 @@ class Lease:
         self.outcome: Outcome | None = None
         self.kill: Callable[[LegFailed], None] | None = None
         """Ends the leg from outside; set by whoever runs the leg."""
+        ledger.open(self)
 
     def progress(self, now: float) -> None:
         """Record a piece of output at `now`."""
@@ -115,31 +116,11 @@ class Ledger:
         self.released: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
         self._live: dict[str, set[Lease]] = {}
 
-    def take(
-        self,
-        holder: Holder,
-        request_id: str,
-        *,
-        uncached: float,
-        prompt_tokens: int,
-        output_tokens: int,
-        streams: bool,
-        now: float,
-    ) -> Lease:
-        lease = Lease(
-            self,
-            holder,
-            request_id,
-            uncached=uncached,
-            prompt_tokens=prompt_tokens,
-            output_tokens=output_tokens,
-            streams=streams,
-            now=now,
-        )
+    def open(self, lease: Lease) -> None:
+        """Count a lease as taken; for `Lease` only."""
         self.taken += 1
-        self._live.setdefault(holder.name, set()).add(lease)
-        holder.on_taken(lease)
-        return lease
+        self._live.setdefault(lease.holder.name, set()).add(lease)
+        lease.holder.on_taken(lease)
 
     def close(self, lease: Lease) -> None:
         """Count a lease as released; for `Lease.release` only."""

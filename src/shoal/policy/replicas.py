@@ -49,7 +49,8 @@ class ReplicaAccounts(Generic[Account]):
         """Return the lease of a decision; call it at the moment of the decision."""
         replica = self._replicas[decision.replica]
         hit = decision.predicted_hit * replica.state.trust
-        return self.ledger.take(
+        return Lease(
+            self.ledger,
             replica,
             request.id,
             uncached=max(1.0, request.prompt_tokens - hit),
@@ -104,7 +105,7 @@ class ReplicaAccounts(Generic[Account]):
 
     def drain_rate(self) -> float:
         """Prompt tokens per second that the available replicas compute together."""
-        return sum(s.prefill_rate for s in self._states if s.healthy and not s.draining and s.breaker_closed)
+        return sum(s.prefill_rate for s in self._states if s.serving and s.breaker_closed)
 
     def seconds_to_probe(self, now: float) -> float:
         """Seconds until the first breaker lets a leg through; 0 if one does now, or there is no replica."""

@@ -66,11 +66,21 @@ class RetryBudget:
             self._tokens = min(self.floor, self._tokens + since * self.floor / self.seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A leg that failed."""
+
+    request: RouteRequest
+    replica: ReplicaState
+    outcome: Outcome
+    attempts: int
+    """Legs of the request since its client last got output, this one included."""
+
+
 class RetryPolicy:
     """Decides for all requests of one gateway; told the time.
 
-    `retry` and `resume` return the request to route next, or None: it fails. `attempts` counts the legs since the
-    client last got output, the failed one included. `states` are those of all replicas.
+    `retry` and `resume` return the request to route next, or None: it fails. `states` are those of all replicas.
     """
 
     def __init__(self, config: RetryConfig | None = None) -> None:
@@ -81,29 +91,19 @@ class RetryPolicy:
         """Count a request: it pays for a share of a retry."""
         self._budget.on_request(now)
 
-    def retry(
-        self,
-        request: RouteRequest,
-        failed: ReplicaState,
-        outcome: Outcome,
-        attempts: int,
-        states: Sequence[ReplicaState],
-        now: float,
-    ) -> RouteRequest | None:
+    def retry(self, failure: Failure, states: Sequence[ReplicaState], now: float) -> RouteRequest | None:
         """Decide on a request whose client has nothing of an answer yet."""
-        if not MEANINGS[outcome].retry or attempts >= self.config.attempts:
+        outcome = failure.outcome
+        if not MEANINGS[outcome].retry or failure.attempts >= self.config.attempts:
             return None
-        further = _without(request, failed, states)
+        further = _without(failure.request, failure.replica, states)
         if not further.excluded and outcome is Outcome.BACKPRESSURE:
             return None
         return further if self._budget.take(now) else None
 
     def resume(
         self,
-        request: RouteRequest,
-        failed: ReplicaState,
-        outcome: Outcome,
-        attempts: int,
+        failure: Failure,
         states: Sequence[ReplicaState],
         now: float,
         *,
@@ -111,15 +111,16 @@ class RetryPolicy:
         sent_tokens: int,
     ) -> RouteRequest | None:
         """Decide on a stream of which the client has `sent_tokens`; `unable` replicas can't continue it."""
+        outcome, request = failure.outcome, failure.request
         retryable = MEANINGS[outcome].retry or outcome is Outcome.DEADLINE
-        if not retryable or attempts >= self.config.attempts or not self._budget.take(now):
+        if not retryable or failure.attempts >= self.config.attempts or not self._budget.take(now):
             return None
         rest = replace(
             request,
-            weights=request.weights if self.config.across_engines else failed.weights,
+            weights=request.weights if self.config.across_engines else failure.replica.weights,
             max_tokens=max(1, request.max_tokens - sent_tokens),
         )
-        return _without(rest, failed, states, unable)
+        return _without(rest, failure.replica, states, unable)
 
 
 def _without(
@@ -137,8 +138,7 @@ def _without(
         request.model in state.models
         and (request.weights is None or state.weights == request.weights)
         and state.role != "prefill"
-        and state.healthy
-        and not state.draining
+        and state.serving
         for state in states
         if state.name not in excluded
     )

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
+from shoal.http.about import ModelCard, ModelList, Status
 from shoal.http.bodies import read_json
 from shoal.http.errors import JSON_TYPE, ApiError, error_response
 from shoal.http.event_stream import while_connected
@@ -33,28 +34,6 @@ from shoal.server.state import ServerState
 
 T = TypeVar("T", bound=msgspec.Struct)
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
-
-
-class ModelCard(msgspec.Struct, frozen=True):
-    id: str
-    created: int
-    max_model_len: int | None
-    max_prompt_bytes: int | None
-    """Bytes of text (UTF-8) that can fit a context at the most: more is refused unread."""
-    object: str = "model"
-    owned_by: str = "shoal"
-    parent: str | None = None
-    """The base model of a LoRA adapter."""
-
-
-class ModelList(msgspec.Struct, frozen=True):
-    data: list[ModelCard]
-    object: str = "list"
-
-
-class Status(msgspec.Struct, frozen=True):
-    status: str
-    reason: str | None = None
 
 
 def json_response(value: msgspec.Struct, status: int = 200) -> Response:

@@ -109,12 +109,13 @@ def test_a_prefix_finds_its_lane_until_that_lane_has_too_much() -> None:
     shared = (7, 7, 7, 7)
     for number in range(6):
         scheduler.add(request(number, (*shared, number)), 0.0)
-    first = scheduler.lane_stats()
-    assert [stats.waiting for stats in first] == [3, 3]
+    wave = scheduler.schedule(0.0)
+    assert wave is not None
+    assert [len(plan.sequences) for plan in wave.lanes] == [3, 3]
     scheduler.add(request(6, (*shared, 9)), 0.0)
     other = Request(id=7, prompt=(*shared, 9), max_tokens=4, cache_salt="someone else's")
     scheduler.add(other, 0.0)
-    assert sum(s.waiting for s in scheduler.lane_stats()) == 8
+    assert (scheduler.stats().running, scheduler.stats().waiting) == (6, 2)
 
 
 def test_what_a_lane_refuses_leaves_no_trace() -> None:

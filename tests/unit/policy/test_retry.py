@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.policy.outcomes import MEANINGS, Outcome
-from shoal.policy.retry import RetryBudget, RetryConfig, RetryPolicy
+from shoal.policy.retry import Failure, RetryBudget, RetryConfig, RetryPolicy
 from shoal.policy.routing import RouteRequest
 from shoal.policy.routing.contracts import ReplicaState
 
@@ -27,7 +27,7 @@ def request(**changes: object) -> RouteRequest:
 
 @pytest.mark.parametrize("outcome", FAILURES)
 def test_a_request_without_output_is_sent_to_another_replica(outcome: Outcome) -> None:
-    further = RetryPolicy().retry(request(), A, outcome, 1, [A, B], 0.0)
+    further = RetryPolicy().retry(Failure(request(), A, outcome, 1), [A, B], 0.0)
     assert (further.excluded if further is not None else None) == ({"a"} if outcome in RETRYABLE else None)
 
 
@@ -36,7 +36,7 @@ def test_the_only_replica_is_asked_again_unless_it_was_busy(outcome: Outcome) ->
     leaving = replica("leaving")
     leaving.draining = True
     alone = [A, leaving, replica("p", role="prefill"), replica("ill", healthy=False)]
-    further = RetryPolicy().retry(request(), A, outcome, 1, alone, 0.0)
+    further = RetryPolicy().retry(Failure(request(), A, outcome, 1), alone, 0.0)
     again = outcome in RETRYABLE and outcome is not Outcome.BACKPRESSURE
     assert (further.excluded if further is not None else None) == (UNKNOWN if again else None)
 
@@ -44,13 +44,15 @@ def test_the_only_replica_is_asked_again_unless_it_was_busy(outcome: Outcome) ->
 def test_a_refused_retry_of_a_busy_replica_costs_no_budget() -> None:
     policy = RetryPolicy()
     for _ in range(100):
-        assert policy.retry(request(), A, Outcome.BACKPRESSURE, 1, [A], 0.0) is None
-    assert policy.retry(request(), A, Outcome.BACKPRESSURE, 1, [A, B], 0.0) is not None
+        assert policy.retry(Failure(request(), A, Outcome.BACKPRESSURE, 1), [A], 0.0) is None
+    assert policy.retry(Failure(request(), A, Outcome.BACKPRESSURE, 1), [A, B], 0.0) is not None
 
 
 @pytest.mark.parametrize("outcome", FAILURES)
 def test_a_stream_is_continued_after_a_stall_too(outcome: Outcome) -> None:
-    rest = RetryPolicy().resume(request(), A, outcome, 1, [A, B, C], 0.0, unable=frozenset({"c"}), sent_tokens=20)
+    rest = RetryPolicy().resume(
+        Failure(request(), A, outcome, 1), [A, B, C], 0.0, unable=frozenset({"c"}), sent_tokens=20
+    )
     if outcome not in RETRYABLE | {Outcome.DEADLINE}:
         assert rest is None
     else:
@@ -63,10 +65,7 @@ def test_other_weights_continue_a_stream_only_where_that_is_allowed(across: bool
     """Where nobody else has the weights, the replica that broke off is asked again; who is unable never is."""
     policy = RetryPolicy(RetryConfig(across_engines=across))
     rest = policy.resume(
-        request(),
-        A,
-        Outcome.REPLICA_FAULT,
-        1,
+        Failure(request(), A, Outcome.REPLICA_FAULT, 1),
         [A, replica("b", "v"), C],
         0.0,
         unable=frozenset({"c"}),
@@ -85,9 +84,11 @@ def test_retries_are_a_share_of_requests() -> None:
 
 def test_a_retry_takes_from_the_budget() -> None:
     policy = RetryPolicy(RetryConfig(share=0.0))
-    taken = [policy.retry(request(), A, Outcome.REPLICA_FAULT, 1, [A, B], 0.0) for _ in range(12)]
+    taken = [policy.retry(Failure(request(), A, Outcome.REPLICA_FAULT, 1), [A, B], 0.0) for _ in range(12)]
     assert [further is not None for further in taken] == [True] * 10 + [False] * 2
-    assert policy.retry(request(), A, Outcome.REPLICA_FAULT, 1, [A, B], 1.0) is not None, "one returns per second"
+    assert policy.retry(Failure(request(), A, Outcome.REPLICA_FAULT, 1), [A, B], 1.0) is not None, (
+        "one returns per second"
+    )
 
 
 @given(
@@ -108,7 +109,7 @@ def test_no_request_is_tried_for_ever_or_twice_where_others_are_left(outcomes, r
         chosen = picks.choice(allowed)
         assert len(tried) >= replicas or chosen.name not in tried, "nobody twice before everybody once"
         tried.append(chosen.name)
-        route = policy.retry(route, chosen, outcome, len(tried), states, 0.0)
+        route = policy.retry(Failure(route, chosen, outcome, len(tried)), states, 0.0)
         if route is None:
             break
         assert MEANINGS[outcome].retry

@@ -24,6 +24,7 @@ from shoal.http.client import Answer
 from shoal.http.errors import ApiError, ErrorBody
 from shoal.http.sse import SseSplitter
 from shoal.policy.outcomes import LegFailed, Outcome, outcome_of_exception
+from shoal.policy.retry import Failure
 from shoal.policy.routing import RouteRequest
 
 log = logging.getLogger("shoal.fleet")
@@ -110,8 +111,8 @@ class Exchange:
         if self._said:
             return await self._break_off(leg, error, outcome)
         now = self._clock()
-        states = self._registry.states(now)
-        further = self._services.retries.retry(self._route, leg.replica.state, outcome, self._tries, states, now)
+        failure = Failure(self._route, leg.replica.state, outcome, self._tries)
+        further = self._services.retries.retry(failure, self._registry.states(now), now)
         if further is None:
             raise failed(error, outcome)
         self._route = further
@@ -138,10 +139,7 @@ class Exchange:
     def _rest(self, leg: Leg, outcome: Outcome, journal: Journal) -> RouteRequest | None:
         now, registry = self._clock(), self._registry
         return self._services.retries.resume(
-            self._route,
-            leg.replica.state,
-            outcome,
-            self._tries,
+            Failure(self._route, leg.replica.state, outcome, self._tries),
             registry.states(now),
             now,
             unable=frozenset(r.name for r in registry.replicas if journal.mode_on(r.handle) is None),

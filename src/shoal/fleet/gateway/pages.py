@@ -13,6 +13,7 @@ from shoal.fleet.gateway.keys import Client, Clients
 from shoal.fleet.gateway.openapi import fleet_document
 from shoal.fleet.gateway.record import RequestRecord
 from shoal.fleet.registry import Registry
+from shoal.http.about import ModelCard, ModelList, Status
 from shoal.http.errors import JSON_TYPE, ApiError
 
 
@@ -39,26 +40,6 @@ class Served(Protocol):
 
     @property
     def registry(self) -> Registry: ...
-
-
-class ModelCard(msgspec.Struct, frozen=True):
-    id: str
-    max_model_len: int | None
-    object: str = "model"
-    created: int = 0
-    owned_by: str = "shoal"
-    parent: str | None = None
-    """The base model of a LoRA adapter."""
-
-
-class ModelList(msgspec.Struct, frozen=True):
-    data: list[ModelCard]
-    object: str = "list"
-
-
-class Status(msgspec.Struct, frozen=True):
-    status: str
-    reason: str | None = None
 
 
 class Pages:
@@ -120,7 +101,7 @@ class Pages:
             if client.may_use(model):
                 lengths = [r.handle.max_model_len for r in registry.replicas if model in r.handle.models]
                 length = min((n for n in lengths if n), default=None)
-                cards.append(ModelCard(model, length, parent=registry.base_of(model)))
+                cards.append(ModelCard(model, max_model_len=length, parent=registry.base_of(model)))
         if path == "/v1/models":
             return Page(msgspec.json.encode(ModelList(cards)))
         wanted = path.removeprefix("/v1/models/")
@@ -140,7 +121,7 @@ class Pages:
         reason = None
         if gateway.draining:
             reason = "the gateway is shutting down"
-        elif not any(r.state.healthy and not r.state.draining for r in gateway.registry.replicas):
+        elif not any(r.state.serving for r in gateway.registry.replicas):
             reason = "no replica is available"
         if reason is not None:
             return Page(msgspec.json.encode(Status("not_ready", reason)), status=503)

@@ -92,11 +92,6 @@ class Registry(ReplicaAccounts[Replica]):
         self._forgetters.append(forget)
         return lambda: self._forgetters.remove(forget)
 
-    @property
-    def listeners(self) -> int:
-        """Who wants to hear of changes, of both kinds."""
-        return len(self._listeners) + len(self._forgetters)
-
     def changed(self, name: str) -> None:
         for listener in tuple(self._listeners):
             listener(name)

@@ -154,9 +154,6 @@ class LaneScheduler:
             finished=total(lambda s: s.finished),
         )
 
-    def lane_stats(self) -> tuple[SchedulerStats, ...]:
-        return tuple(lane.stats() for lane in self._lanes)
-
     def take_events(self) -> list[KvEvent]:
         """KV events of all lanes since the last call, lane by lane."""
         return [event for lane in self._lanes for event in lane.take_events()]

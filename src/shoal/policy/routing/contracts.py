@@ -90,8 +90,13 @@ class ReplicaState:
     """How far predicted hits came true, 0 to 1."""
 
     @property
+    def serving(self) -> bool:
+        """Healthy and not leaving, whatever its breaker says."""
+        return self.healthy and not self.draining
+
+    @property
     def available(self) -> bool:
-        """Alive, not leaving, and trusted by its breaker."""
+        """Serving, and trusted by its breaker."""
         return self.healthy and not self.draining and self.breaker_closed and not self.ejected
 
     @property

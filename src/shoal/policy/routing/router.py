@@ -113,7 +113,7 @@ class Router:
         ):
             return None
         for state in replicas:
-            if state.healthy and not state.draining and request.model in state.models and index.knows(state.name):
+            if state.serving and request.model in state.models and index.knows(state.name):
                 return state.name
         return None
 
