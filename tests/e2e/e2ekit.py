@@ -16,7 +16,7 @@ import httpx
 
 from shoal.engine.options import EngineOptions
 from shoal.http.listening import bind, url_of
-from shoal.server.lifecycle import Replica
+from shoal.server.lifecycle import ReplicaServer
 from shoal.server.options import ServerOptions
 
 CHAT_TEMPLATE = (
@@ -35,7 +35,7 @@ def eventually(condition: Callable[[], bool], what: str, seconds: float = 30.0) 
 class Running:
     """A replica that is ready."""
 
-    def __init__(self, url: str, name: str, replica: Replica) -> None:
+    def __init__(self, url: str, name: str, replica: ReplicaServer) -> None:
         self.url = url
         self.name = name
         self.replica = replica
@@ -65,16 +65,16 @@ def running(options: EngineOptions, server: ServerOptions | None = None) -> Iter
     url = url_of(sock)
     name = options.served_name or options.model
     started = threading.Event()
-    found: list[Replica] = []
+    found: list[ReplicaServer] = []
     failed: list[BaseException] = []
     loops: list[asyncio.AbstractEventLoop] = []
 
-    async def ready(replica: Replica) -> None:
+    async def ready(replica: ReplicaServer) -> None:
         started.set()
 
     async def main() -> None:
         loops.append(asyncio.get_running_loop())
-        found.append(Replica(options, server, name))
+        found.append(ReplicaServer(options, server, name))
         await found[0].run(sock, ready)
 
     def run() -> None:

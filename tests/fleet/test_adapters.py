@@ -12,7 +12,7 @@ import pytest
 from e2ekit import eventually
 
 from shoal.engine.kv.publisher import KvEventPublisher
-from shoal.fleet.adapters import DIALECTS, HttpAdapter, NotStartable, Order, ReplicaSetup
+from shoal.fleet.adapters import DIALECTS, HttpAdapter, LaunchRequest, NotStartable, ReplicaSetup
 from shoal.fleet.adapters.base import Gauges, flags, samples
 from shoal.fleet.config_file import parse_config
 from shoal.fleet.index import Follower, decode_batch
@@ -160,10 +160,10 @@ async def test_the_proof_is_a_token() -> None:
         await adapted("vllm", lambda path, _: (200, b"<html>"), lambda a: a.prove("m"))
 
 
-def order(**fields: Any) -> Order:
+def order(**fields: Any) -> LaunchRequest:
     config = parse_config({"pools": [{"name": "p", "model": "/models/m", **fields}]})
     listener = socket.create_server(("127.0.0.1", 0))
-    return Order("p-0", config.pools[0], listener.getsockname()[1], listener, 2, 0.25, "key", 7000)
+    return LaunchRequest("p-0", config.pools[0], listener.getsockname()[1], listener, 2, 0.25, "key", 7000)
 
 
 def test_how_vllm_is_started() -> None:

@@ -11,7 +11,7 @@ import msgspec
 from shoal.bench.errors import BenchError
 from shoal.bench.events import DONE, Event, Usage, error_text
 from shoal.bench.prompts import SAMPLE, IdPrompts, TextPrompts
-from shoal.http.client import Answer, Endpoint
+from shoal.http.client import Endpoint, HttpResponse
 from shoal.http.sse import SseSplitter, payloads
 from shoal.policy.outcomes import LegFailed, Outcome, outcome_of_status
 
@@ -185,7 +185,7 @@ class Target:
         reply.ended = time.perf_counter()
         return reply
 
-    async def _read(self, answer: Answer, reply: Reply, keep_text: bool) -> None:
+    async def _read(self, answer: HttpResponse, reply: Reply, keep_text: bool) -> None:
         reply.status = answer.status
         reply.replica = answer.header(b"x-shoal-replica").decode("latin-1") or None
         if answer.status != 200:

@@ -45,7 +45,7 @@ def main() -> int:
 def _serve(setup: "object", sock: socket.socket) -> None:
     from shoal.cli.loops import loop_factory
     from shoal.fleet.adapters.shoal import ReplicaSetup
-    from shoal.server.lifecycle import Replica, signals_stop
+    from shoal.server.lifecycle import ReplicaServer, signals_stop
 
     assert isinstance(setup, ReplicaSetup)
 
@@ -54,11 +54,11 @@ def _serve(setup: "object", sock: socket.socket) -> None:
             from shoal.observe.traces import EngineTraces
 
             traces = EngineTraces()
-            replica = Replica(
+            replica = ReplicaServer(
                 setup.engine, setup.server, setup.name, observers=[traces.observer], around=traces.around
             )
         else:
-            replica = Replica(setup.engine, setup.server, setup.name)
+            replica = ReplicaServer(setup.engine, setup.server, setup.name)
         with signals_stop(replica):
             await replica.run(sock)
 

@@ -23,7 +23,7 @@ from shoal.server.options import ServerOptions
 from shoal.specs.errors import SpecError
 
 if TYPE_CHECKING:
-    from shoal.server.lifecycle import Replica
+    from shoal.server.lifecycle import ReplicaServer
 
 
 class MissingExtra(ValueError):
@@ -112,12 +112,12 @@ def _run(engine: EngineOptions, server: ServerOptions, console: Console, demo_pr
     # Before torch is imported, let alone a model loaded: a port in use must not cost a minute.
     sock = bind(server.host, server.port)
     from shoal.observe.replica import ReplicaDashboard
-    from shoal.server.lifecycle import Replica, signals_stop
+    from shoal.server.lifecycle import ReplicaServer, signals_stop
 
     url = url_of(sock)
     name = engine.served_name or engine.model
 
-    async def greet(replica: Replica) -> None:
+    async def greet(replica: ReplicaServer) -> None:
         show_ready(console, replica, url, server, engine.block_size)
         if demo_prompt is not None:
             from shoal.cli.demo import ask
@@ -127,10 +127,10 @@ def _run(engine: EngineOptions, server: ServerOptions, console: Console, demo_pr
 
     async def main() -> None:
         dashboard = ReplicaDashboard()
-        replica = Replica(engine, server, name, pages=dashboard.routes, observers=[dashboard])
+        replica = ReplicaServer(engine, server, name, pages=dashboard.routes, observers=[dashboard])
         with signals_stop(replica), console.status(f"Loading {engine.model} …") as status:
 
-            async def ready(replica: Replica) -> None:
+            async def ready(replica: ReplicaServer) -> None:
                 status.stop()
                 await greet(replica)
 
@@ -141,7 +141,7 @@ def _run(engine: EngineOptions, server: ServerOptions, console: Console, demo_pr
     console.print("Stopped.")
 
 
-def show_ready(console: Console, replica: Replica, url: str, server: ServerOptions, block_size: int) -> None:
+def show_ready(console: Console, replica: ReplicaServer, url: str, server: ServerOptions, block_size: int) -> None:
     """Say where the endpoint is, what it holds, and how to ask it something."""
     key = ' -H "Authorization: Bearer $SHOAL_API_KEY"' if server.api_key else ""
     model = replica.state.model_name

@@ -56,7 +56,7 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     api_key_env: str | None = None
     """Environment variable with the key that the replicas at `urls` demand."""
     max_inflight: Annotated[int, Meta(ge=1, le=1_000_000)] = 256
-    """Requests sent to one replica at a time; more wait at the door."""
+    """Requests sent to one replica at a time; more wait in the admission queue."""
     threads: Annotated[int, Meta(ge=1, le=4096)] | None = None
     """Compute threads of a rank; default: the cores of this machine, shared out among all ranks."""
     kv_events: bool = False

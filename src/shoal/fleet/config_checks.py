@@ -15,7 +15,7 @@ from shoal.specs.layout import AXES
 
 POOL_FIELDS = frozenset({"model", "served_name", "threads", *AXES})
 """Of `EngineOptions`: said of a pool itself, and so not among its `options`."""
-_LARGEST = 1e12
+_MAX_NUMBER = 1e12
 _ABOVE_ZERO = frozenset(
     [
         "check_seconds",
@@ -129,7 +129,7 @@ def _check_numbers(config: FleetConfig) -> None:
             number = getattr(value, field.name)
             if isinstance(number, bool) or not isinstance(number, int | float):
                 continue
-            most = 1.0 if field.name.endswith("share") else _LARGEST
+            most = 1.0 if field.name.endswith("share") else _MAX_NUMBER
             if field.name in _ABOVE_ZERO and not 0 < number <= most:
                 raise ConfigError(f"{section}.{field.name}", number, f"a number above 0 and up to {most:g}")
             if not 0 <= number <= most:

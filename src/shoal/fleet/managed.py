@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from shoal.engine.options import default_name
-from shoal.fleet.adapters import Dialect, ModelCard, Order, ReadinessGate
+from shoal.fleet.adapters import Dialect, LaunchRequest, ModelCard, ReadinessGate
 from shoal.fleet.config import Pool
 from shoal.fleet.context import FleetContext
 from shoal.fleet.launch import ReplicaLog, ReplicaProcess, free_port_pair
@@ -176,7 +176,7 @@ class ManagedReplica:
         try:
             port = listener.getsockname()[1]
             events = free_port_pair() if self.pool.kv_events else None
-            order = Order(
+            order = LaunchRequest(
                 name=self.name,
                 pool=self.pool,
                 port=port,

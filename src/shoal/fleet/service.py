@@ -29,8 +29,8 @@ log = logging.getLogger("shoal.fleet")
 _FOREVER = 86_400.0
 
 
-class FrontDoor:
-    """The application that the server knows. What is behind it may change; a request stays where it came in."""
+class CurrentApp:
+    """The application that the server calls: the current gateway. A request stays with the one that it came to."""
 
     def __init__(self) -> None:
         self.app: ASGIApp | None = None
@@ -63,7 +63,7 @@ class FleetService:
         self.reloads = 0
         self._equip: Equip = equip or (lambda service, gateway: gateway)
         self._read_config = read_config
-        self._door = FrontDoor()
+        self._current = CurrentApp()
         self._monitor: HealthMonitor | None = None
         self._followers: Followers | None = None
         self.sharing = Sharing(self.registry)
@@ -85,7 +85,7 @@ class FleetService:
         """Serve on `sock` until stopped. `FleetError` if a pool can't be brought up; nothing is left then."""
         self._open(self.config)
         listen = self.config.listen
-        app: ASGIApp = self._door
+        app: ASGIApp = self._current
         if listen.cors_origins:
             app = CORSMiddleware(app, allow_origins=listen.cors_origins, allow_methods=["*"], allow_headers=["*"])
         use_work_threads(asyncio.get_running_loop())
@@ -100,14 +100,14 @@ class FleetService:
         )
 
     def _open(self, config: FleetConfig) -> None:
-        """A gateway for this configuration behind the door; the one before it ends what it has begun."""
+        """Serve with this configuration from now on; the gateway before it ends what it has begun."""
         old, same_router = self.gateway, self.gateway is not None and config.router == self.config.router
         # What the router has learned stays where its rules stay.
         router = old.router if old is not None and same_router else None
         gateway = Gateway(self.registry, config.gateway_config(), router=router)
         gateway.start()
         self.gateway, self.config = gateway, config
-        self._door.app = self._equip(self, gateway)
+        self._current.app = self._equip(self, gateway)
         self._background(self.sharing.attach(gateway, config.shared))
         if old is not None:
             self._background(self._retire(old))

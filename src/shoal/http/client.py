@@ -25,7 +25,7 @@ def _reason(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-class Answer:
+class HttpResponse:
     """A replica's answer: the head is there, the body is read piece by piece. `close` it, always."""
 
     def __init__(self, endpoint: "Endpoint", connection: Connection) -> None:
@@ -119,7 +119,7 @@ class Endpoint:
         *,
         seconds: float | None = None,
         opened: Callable[[Callable[[LegFailed], None]], None] | None = None,
-    ) -> Answer:
+    ) -> HttpResponse:
         """Send a request; its answer once the head has come. `seconds` bounds the wait for the head.
 
         `opened` is handed what ends the exchange from outside, as soon as there is one to end. Raises `LegFailed`
@@ -146,7 +146,7 @@ class Endpoint:
                 self._discard(connection)
                 raise
             if connection.error is None:
-                return Answer(self, connection)
+                return HttpResponse(self, connection)
             self._discard(connection)
             if not (reused and not connection.started):
                 raise connection.error

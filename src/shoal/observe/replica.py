@@ -19,7 +19,7 @@ from shoal.observe.view import FleetView, ReplicaView, Totals
 from shoal.observe.window import Ended, Window, hit_ratios, latency
 
 if TYPE_CHECKING:
-    from shoal.server.lifecycle import Replica
+    from shoal.server.lifecycle import ReplicaServer
 
 _GOOD = ("stop", "length")
 
@@ -57,7 +57,7 @@ class ReplicaDashboard:
             self._window.add(ended)
             self._outcomes[outcome] = self._outcomes.get(outcome, 0) + 1
 
-    def routes(self, replica: "Replica") -> Sequence[BaseRoute]:
+    def routes(self, replica: "ReplicaServer") -> Sequence[BaseRoute]:
         """For `Replica(pages=…)`."""
 
         async def dashboard(request: Request) -> Response:
@@ -68,7 +68,7 @@ class ReplicaDashboard:
 
         return Route("/", dashboard, methods=["GET"]), Route("/api/fleet", numbers, methods=["GET"])
 
-    def view(self, replica: "Replica") -> FleetView:
+    def view(self, replica: "ReplicaServer") -> FleetView:
         now = time.monotonic()
         with self._lock:
             recent, outcomes = self._window.recent(now), dict(self._outcomes)

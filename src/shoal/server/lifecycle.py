@@ -44,7 +44,7 @@ class Observers:
             observer.on_finished(timings)
 
 
-class Replica:
+class ReplicaServer:
     """One served model: HTTP server and engine with one life."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Replica:
         options: ServerOptions,
         model_name: str,
         *,
-        pages: Callable[["Replica"], Sequence[BaseRoute]] = lambda replica: (),
+        pages: Callable[["ReplicaServer"], Sequence[BaseRoute]] = lambda replica: (),
         observers: Sequence[Observer] = (),
         around: Callable[[ASGIApp], ASGIApp] = lambda app: app,
     ) -> None:
@@ -84,14 +84,14 @@ class Replica:
         self._stop.set()
 
     async def run(
-        self, sock: socket.socket, on_ready: Callable[["Replica"], Awaitable[None]] | None = None
+        self, sock: socket.socket, on_ready: Callable[["ReplicaServer"], Awaitable[None]] | None = None
     ) -> None:
         """Serve on `sock` until stopped. Errors of loading the model are raised once the socket is closed again."""
         use_work_threads(asyncio.get_running_loop())
         app = self._around(build_app(self.state, self._pages(self)))
         await serve_while(app, sock, self._live(on_ready), close=self._close, force=self._force.is_set)
 
-    async def _live(self, on_ready: Callable[["Replica"], Awaitable[None]] | None) -> None:
+    async def _live(self, on_ready: Callable[["ReplicaServer"], Awaitable[None]] | None) -> None:
         stopped = asyncio.ensure_future(self._stop.wait())
         try:
             loading = asyncio.ensure_future(self._load())
@@ -138,7 +138,7 @@ class Replica:
 
 
 @contextlib.contextmanager
-def signals_stop(replica: Replica) -> Iterator[None]:
+def signals_stop(replica: ReplicaServer) -> Iterator[None]:
     """SIGINT and SIGTERM stop `replica`; the second one at once. Main thread of the running loop only."""
     loop = asyncio.get_running_loop()
     caught = (signal.SIGINT, signal.SIGTERM)

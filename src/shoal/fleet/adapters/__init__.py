@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from shoal.fleet.adapters.base import Dialect, HttpAdapter, NotStartable, Order, Traits
+from shoal.fleet.adapters.base import Dialect, HttpAdapter, LaunchRequest, NotStartable, Traits
 from shoal.fleet.adapters.listing import ModelCard
 from shoal.fleet.adapters.llamacpp import LlamaCpp
 from shoal.fleet.adapters.openai import OpenAi
@@ -20,9 +20,9 @@ __all__ = [
     "DIALECTS",
     "Dialect",
     "HttpAdapter",
+    "LaunchRequest",
     "ModelCard",
     "NotStartable",
-    "Order",
     "ReadinessGate",
     "ReplicaSetup",
     "Traits",

@@ -189,7 +189,7 @@ class HttpAdapter:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class LaunchRequest:
     """One replica to be started."""
 
     name: str
@@ -229,7 +229,7 @@ class Dialect(Protocol):
 
     traits: Traits
 
-    def command(self, order: Order) -> Command:
+    def command(self, order: LaunchRequest) -> Command:
         """How to start it. Raises `NotStartable`."""
 
     def adapter(self, url: str, *, api_key: str | None, events: str | None) -> HttpAdapter: ...

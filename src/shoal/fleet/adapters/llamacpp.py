@@ -9,7 +9,7 @@ import signal
 
 import msgspec
 
-from shoal.fleet.adapters.base import CHECK_SECONDS, Gauges, HttpAdapter, Order, Traits, flags
+from shoal.fleet.adapters.base import CHECK_SECONDS, Gauges, HttpAdapter, LaunchRequest, Traits, flags
 from shoal.fleet.launch.process import Command
 from shoal.policy.account import ReplicaStats
 
@@ -58,7 +58,7 @@ class LlamaCpp:
     # llama-cpp-python's server answers 400 to a request id that is no UUID.
     traits = Traits(any_request_id=False)
 
-    def command(self, order: Order) -> Command:
+    def command(self, order: LaunchRequest) -> Command:
         pool = order.pool
         argv = [pool.executable or "llama-server", "--model", pool.model, "--alias", pool.models[0]]
         argv += ["--host", "127.0.0.1", "--port", str(order.port), "--threads", str(order.threads)]

@@ -1,6 +1,6 @@
 """Any OpenAI-compatible endpoint: asked for its models to see that it lives, and for nothing else."""
 
-from shoal.fleet.adapters.base import HttpAdapter, NotStartable, Order, Traits
+from shoal.fleet.adapters.base import HttpAdapter, LaunchRequest, NotStartable, Traits
 from shoal.fleet.launch.process import Command
 
 
@@ -12,7 +12,7 @@ class OpenAiAdapter(HttpAdapter):
 class OpenAi:
     traits = Traits(any_request_id=False)
 
-    def command(self, order: Order) -> Command:
+    def command(self, order: LaunchRequest) -> Command:
         raise NotStartable(f"pool {order.pool.name}: an engine of kind `openai` can't be started; give its `urls`")
 
     def adapter(self, url: str, *, api_key: str | None, events: str | None) -> OpenAiAdapter:

@@ -2,7 +2,7 @@
 
 import signal
 
-from shoal.fleet.adapters.base import Gauges, HttpAdapter, Order, Traits, flags
+from shoal.fleet.adapters.base import Gauges, HttpAdapter, LaunchRequest, Traits, flags
 from shoal.fleet.launch.process import Command
 from shoal.policy.account import ReplicaStats
 
@@ -22,7 +22,7 @@ class SglangAdapter(HttpAdapter):
 class Sglang:
     traits = Traits()
 
-    def command(self, order: Order) -> Command:
+    def command(self, order: LaunchRequest) -> Command:
         pool, layout = order.pool, order.pool.layout
         argv = [pool.executable or "python3", "-m", "sglang.launch_server", "--model-path", pool.model]
         argv += ["--host", "127.0.0.1", "--port", str(order.port), "--served-model-name", pool.models[0]]

@@ -6,7 +6,7 @@ import sys
 import msgspec
 
 from shoal.engine.options import EngineOptions
-from shoal.fleet.adapters.base import Gauges, HttpAdapter, Order, Traits
+from shoal.fleet.adapters.base import Gauges, HttpAdapter, LaunchRequest, Traits
 from shoal.fleet.config_checks import engine_options
 from shoal.fleet.launch.process import Command
 from shoal.policy.account import ReplicaStats
@@ -52,7 +52,7 @@ class ShoalAdapter(HttpAdapter):
 class Shoal:
     traits = Traits(returns_token_ids=True, resumes=True, publishes=True)
 
-    def command(self, order: Order) -> Command:
+    def command(self, order: LaunchRequest) -> Command:
         options = engine_options(order.pool)
         changes: dict[str, object] = {}
         if options.threads is None and options.device == "cpu":

@@ -5,7 +5,7 @@ import signal
 
 import msgspec
 
-from shoal.fleet.adapters.base import Gauges, HttpAdapter, Order, Traits, flags
+from shoal.fleet.adapters.base import Gauges, HttpAdapter, LaunchRequest, Traits, flags
 from shoal.fleet.launch.process import Command
 from shoal.policy.account import ReplicaStats
 
@@ -33,7 +33,7 @@ _EVENTS = "ipc://@shoal-kv-{port}"
 class Vllm:
     traits = Traits(returns_token_ids=True, publishes=True, events_address=_EVENTS)
 
-    def command(self, order: Order) -> Command:
+    def command(self, order: LaunchRequest) -> Command:
         pool, layout = order.pool, order.pool.layout
         argv = [pool.executable or "python3", "-m", "vllm.entrypoints.openai.api_server", "--model", pool.model]
         argv += ["--host", "127.0.0.1", "--port", str(order.port), "--served-model-name", *pool.models]

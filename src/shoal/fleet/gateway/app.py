@@ -12,7 +12,7 @@ from shoal.fleet.gateway.apis import APIS
 from shoal.fleet.gateway.bodies import Bodies
 from shoal.fleet.gateway.body import Parsed, parse_off_loop, route_request
 from shoal.fleet.gateway.config import GatewayConfig
-from shoal.fleet.gateway.context import Asked, Services
+from shoal.fleet.gateway.context import AdmittedRequest, Services
 from shoal.fleet.gateway.dispatch import Dispatcher
 from shoal.fleet.gateway.exchange import Exchange
 from shoal.fleet.gateway.head import RequestHead
@@ -247,7 +247,7 @@ class Gateway:
             if source is not None:
                 await self.tokens.fill(parsed, route, source)
         self._dispatcher.admit(route)
-        return Exchange(self._services, Asked(record, parsed, route, head.forwarded, send))
+        return Exchange(self._services, AdmittedRequest(record, parsed, route, head.forwarded, send))
 
     def _watched(self, scope: Scope, receive: Receive, task: "asyncio.Task[Any]") -> Callable[[], object]:
         """End the request if its client leaves, at whatever stage it is; what is returned ends that."""

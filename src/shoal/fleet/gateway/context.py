@@ -30,7 +30,7 @@ class Services:
 
 
 @dataclass(slots=True)
-class Asked:
+class AdmittedRequest:
     """One request that was let in."""
 
     record: RequestRecord

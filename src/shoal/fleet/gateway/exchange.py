@@ -9,7 +9,7 @@ acquire a lease ─► open a leg ─► relay ─► end the leg with its outco
 import logging
 
 from shoal.fleet.gateway.body import asking_for_usage, with_fields
-from shoal.fleet.gateway.context import Asked, Services
+from shoal.fleet.gateway.context import AdmittedRequest, Services
 from shoal.fleet.gateway.formats import failure_of
 from shoal.fleet.gateway.journal import Journal, modes_for
 from shoal.fleet.gateway.leg import Leg, Refused, learn
@@ -20,7 +20,7 @@ from shoal.fleet.gateway.sse import without_token_ids, without_usage
 from shoal.fleet.gateway.stored import Owner
 from shoal.fleet.gateway.usage import NOTHING_USED, TokenMeter, output_estimate, response_id_of, usage_of
 from shoal.fleet.split import Handoff
-from shoal.http.client import Answer
+from shoal.http.client import HttpResponse
 from shoal.http.errors import ApiError, ErrorBody
 from shoal.http.sse import SseSplitter
 from shoal.policy.outcomes import LegFailed, Outcome, outcome_of_exception
@@ -33,14 +33,14 @@ log = logging.getLogger("shoal.fleet")
 class Exchange:
     """Runs once."""
 
-    def __init__(self, services: Services, asked: Asked) -> None:
-        self._services, self._asked = services, asked
+    def __init__(self, services: Services, admitted: AdmittedRequest) -> None:
+        self._services, self._admitted = services, admitted
         self._registry, self._config, self._clock = services.registry, services.config, services.registry.clock
-        self.record, self._parsed, self._route = asked.record, asked.parsed, asked.route
+        self.record, self._parsed, self._route = admitted.record, admitted.parsed, admitted.route
         self._handoff: Handoff | None = None
-        self._form = asked.parsed.api.form
-        self._path = asked.record.path.encode()
-        self.reply = Reply(asked.send, self.record, self._clock, self._form)
+        self._form = admitted.parsed.api.form
+        self._path = admitted.record.path.encode()
+        self.reply = Reply(admitted.send, self.record, self._clock, self._form)
         route = self._route
         self.charge = route.prompt_tokens + route.max_tokens
         """Tokens expected of it, for rate limits."""
@@ -162,7 +162,7 @@ class Exchange:
                 and self._services.splitter.wants(leg.replica, self._route, self._parsed)
             ):
                 self._handoff = await self._services.splitter.prefill(
-                    self._parsed, self._route, path, self._asked.forwarded, self.record
+                    self._parsed, self._route, path, self._admitted.forwarded, self.record
                 )
                 if self._handoff is not None:
                     body = self._handoff.request(body)
@@ -175,7 +175,7 @@ class Exchange:
     async def _answer(self, leg: Leg, path: bytes, body: bytes) -> None:
         config = self._config
         seconds = config.first_byte_seconds if self._parsed.streams else config.answer_seconds
-        answer = await leg.open(path, body, self._asked.forwarded, seconds)
+        answer = await leg.open(path, body, self._admitted.forwarded, seconds)
         if answer.header(b"content-type").startswith(b"text/event-stream"):
             await self._stream(leg, answer)
         else:
@@ -206,7 +206,7 @@ class Exchange:
                 added += b'"return_token_ids":true,'
         return self._path, with_fields(body, added) if added else body
 
-    async def _whole(self, leg: Leg, answer: Answer) -> None:
+    async def _whole(self, leg: Leg, answer: HttpResponse) -> None:
         """An answer in one piece: it has come to its end before the client sees any of it."""
         meter = self.meter
         meter.output = meter.expected
@@ -234,7 +234,7 @@ class Exchange:
         self._said = True
         await self.reply.whole(answer.status, headers, body)
 
-    async def _stream(self, leg: Leg, answer: Answer) -> None:
+    async def _stream(self, leg: Leg, answer: HttpResponse) -> None:
         reader = StreamReader(self._form, journaled=self._journal is not None)
         try:
             await self._relay(leg, answer, reader)
@@ -246,7 +246,7 @@ class Exchange:
             )
         await self.reply.finish()
 
-    async def _relay(self, leg: Leg, answer: Answer, reader: StreamReader) -> None:
+    async def _relay(self, leg: Leg, answer: HttpResponse, reader: StreamReader) -> None:
         """Pass a stream on, to its end or its error event."""
         splitter = SseSplitter()
         config, clock, lease, record = self._config, self._clock, leg.lease, self.record

@@ -10,7 +10,7 @@ from shoal.fleet.gateway.names import Names
 from shoal.fleet.gateway.record import Observers, RequestRecord
 from shoal.fleet.gateway.usage import Usage
 from shoal.fleet.registry import Replica
-from shoal.http.client import Answer
+from shoal.http.client import HttpResponse
 from shoal.http.errors import ErrorBody
 from shoal.policy.leases import Lease
 from shoal.policy.outcomes import LegFailed, Outcome, outcome_of_status
@@ -51,13 +51,13 @@ class Leg:
         self.lease = lease
         handle = replica.handle
         self.names = Names(model, None if model in handle.adapters else handle.engine_model)
-        self._answer: Answer | None = None
+        self._answer: HttpResponse | None = None
         self._killed: LegFailed | None = None
         lease.kill = self._kill
 
     async def open(
         self, path: bytes, body: bytes, headers: Iterable[tuple[bytes, bytes]], seconds: float
-    ) -> Answer:
+    ) -> HttpResponse:
         """The replica's good answer; its head is there within `seconds`.
 
         Raises `Refused`, `LegFailed` or `TimeoutError`.

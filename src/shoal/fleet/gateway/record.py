@@ -35,7 +35,7 @@ class RequestRecord:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     leased: float | None = None
-    """When a replica was selected; before that it waited at the door."""
+    """When a replica was selected; before that it waited in the admission queue."""
     first_token: float | None = None
     last_token: float | None = None
     prefill: str = ""

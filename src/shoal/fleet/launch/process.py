@@ -83,7 +83,7 @@ class ReplicaProcess:
             self._log.write(data)
 
     async def wait(self) -> int:
-        """Its exit code once it has ended, its last words in the log."""
+        """Its exit code once it has ended, its output in the log."""
         assert self._process is not None
         code = await self._process.wait()
         if self._pump is not None:

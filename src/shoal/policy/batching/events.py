@@ -18,7 +18,7 @@ class BlockStored(msgspec.Struct, frozen=True, tag=True):
     medium: str | None = None
     lora_name: str | None = None
     extra_keys: tuple[tuple[str, ...] | None, ...] | None = None
-    """One entry a block: what its hash depends on beside its tokens, without tags: a LoRA's name, a cache salt."""
+    """Per block: what its hash depends on beside its tokens, without tags: a LoRA's name, a cache salt."""
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, tag=True):

@@ -75,7 +75,7 @@ class ReplicaState:
     kv_capacity_tokens: float = 0.0
     """0: unknown."""
     prefill_rate: float = 4000.0
-    """Prompt tokens a second, learned."""
+    """Prompt tokens per second, learned."""
     overhead_seconds: float = 0.0
     """To a first token, whatever the prompt, learned."""
     decode_seconds: float = 0.0

@@ -1,6 +1,6 @@
 """Who probably holds a prefix: an index of our own decisions, which works with any engine.
 
-Whatever a replica was given it holds for a while. Bounded twice: blocks a replica (least recently used first) and
+Whatever a replica was given it holds for a while. Bounded twice: blocks per replica (least recently used first) and
 seconds. What it predicts is checked against what the engine reports (`trust`).
 """
 
