@@ -182,9 +182,12 @@ class ReplicaAccount:
             self._peer_load = (inflight, pending)
             self.refresh(now)
 
-    def on_hit(self, predicted: int, actual: int) -> bool:
-        """Compare predicted cached tokens with the engine's own count. True if trust was just lost."""
-        lost = self.trust.observe(predicted, actual)
+    def on_hit(self, predicted: int, actual: int, prompt_tokens: int) -> bool:
+        """Compare predicted cached tokens with the engine's own count of them. True if trust was just lost.
+
+        `prompt_tokens` are the engine's: an estimate of the prompt that was too long is no broken promise.
+        """
+        lost = self.trust.observe(min(predicted, prompt_tokens), actual)
         self.state.trust = self.trust.value
         return lost
 

@@ -67,3 +67,8 @@ def tokens_left(limit: int | None, context: int, prompt: int, sent: int) -> int 
             return None
         limit = context - prompt
     return limit - sent
+
+
+def is_at_limit(limit: int | None, output: int, sent: int) -> bool:
+    """Whether a stream lacks nothing but its end: `output` tokens reach its limit, and all of them were sent."""
+    return limit is not None and output >= limit and sent >= output

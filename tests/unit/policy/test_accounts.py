@@ -65,6 +65,13 @@ def test_a_lease_ends_once() -> None:
         lease.release(Outcome.OK, 1.0)
 
 
+def test_an_estimate_that_was_too_long_is_no_broken_promise() -> None:
+    replica = accounts_of(1).get("r0")
+    assert not replica.on_hit(120, 90, 90)
+    assert replica.state.trust == 1.0
+    assert [replica.on_hit(90, 0, 90) for _ in range(7)] == [False] * 6 + [True]
+
+
 def test_gauges_show_others_and_restarts() -> None:
     replica = accounts_of(1).get("r0")
     assert not replica.on_stats(ReplicaStats(running=3, waiting=2, generated_tokens=100, kv_usage=0.5), 1.0)

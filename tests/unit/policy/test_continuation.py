@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.policy.continuation import Mode, continuation_modes, mode_at, tokens_left
+from shoal.policy.continuation import Mode, continuation_modes, is_at_limit, mode_at, tokens_left
 
 BOTH: frozenset[Mode] = frozenset({"replay", "resume"})
 RESUME: frozenset[Mode] = frozenset({"resume"})
@@ -72,3 +72,12 @@ def test_a_continued_stream_gets_what_is_left_of_its_limit(
     limit: int | None, context: int, left: int | None
 ) -> None:
     assert tokens_left(limit, context, prompt=20, sent=10) == left
+
+
+@pytest.mark.parametrize(
+    ("limit", "output", "sent", "ended"),
+    [(16, 16, 16, True), (16, 15, 15, False), (16, 16, 15, False), (None, 16, 16, False)],
+)
+def test_a_stream_at_its_limit_lacks_only_its_end(limit: int | None, output: int, sent: int, ended: bool) -> None:
+    """Half a character is output that was not sent."""
+    assert is_at_limit(limit, output, sent) is ended

@@ -18,7 +18,7 @@ from shoal.fleet.gateway.reading import StreamReader
 from shoal.fleet.gateway.usage import Usage
 from shoal.fleet.registry import ReplicaHandle
 from shoal.http.sse import DONE
-from shoal.policy.continuation import NO_MODES, Mode, continuation_modes, mode_at, tokens_left
+from shoal.policy.continuation import NO_MODES, Mode, continuation_modes, is_at_limit, mode_at, tokens_left
 
 # Sampling fields that mean the same for a prompt that contains the output so far.
 _CARRIED = (
@@ -222,12 +222,11 @@ class Journal:
 
     def ending(self, *, usage: bool) -> bytes | None:
         """What is missing of a stream that broke off when everything but its end had been said; None: more was."""
-        limit = self.parsed.max_tokens
         if self.prompt is None or self.safe < 0:
             return None
         made = b""
         if self.finish is None:
-            if limit is None or len(self.output) < limit or self.safe < len(self.output):
+            if not is_at_limit(self.parsed.max_tokens, len(self.output), self.safe):
                 return None
             made = self.event("", "length")
         if usage and not self.usage_sent:

@@ -110,10 +110,8 @@ def learn(record: RequestRecord, leg: Leg, usage: Usage, observers: Observers) -
     record.actual_hit = cached = usage.cached
     if cached is None or record.continued:
         return
-    # A prediction counts in the engine's tokens: an estimate of the prompt must not look like a broken promise.
-    predicted = min(leg.decision.predicted_hit, usage.prompt_tokens)
     replica = leg.replica
-    if replica.on_hit(predicted, cached):
+    if replica.on_hit(leg.decision.predicted_hit, cached, usage.prompt_tokens):
         log.warning(
             "replica %s: predicted prefix hits don't come true (trust %.2f)", replica.name, replica.trust.value
         )
