@@ -16,7 +16,7 @@ from shoal.fleet.adapters import DIALECTS, HttpAdapter, LaunchRequest, NotStarta
 from shoal.fleet.adapters.base import Gauges, flags, samples
 from shoal.fleet.config_file import parse_config
 from shoal.fleet.index import Follower, decode_batch
-from shoal.fleet.index.events import Removed, Stored
+from shoal.fleet.index.events import Removed
 from shoal.fleet.launch.ports import free_port_pair
 from shoal.fleet.registry import Registry, ReplicaHandle
 from shoal.policy.account import ReplicaStats
@@ -24,6 +24,7 @@ from shoal.policy.batching import PrefixHasher
 from shoal.policy.batching.events import AllBlocksCleared, BlockRemoved, BlockStored
 from shoal.policy.outcomes import LegFailed
 from shoal.policy.routing import RouteRequest
+from shoal.policy.routing.contracts import StoredBlocks
 from shoal.policy.routing.kv import ExactIndex
 
 # The lines that matter of what each engine answers at /metrics, as their current releases write them.
@@ -244,7 +245,7 @@ async def test_events_are_published_followed_and_replayed() -> None:
         assert replayed is not None
         assert [message.sequence for message in replayed] == list(range(len(replayed)))
         events = decode_batch(replayed[-1].payload)
-        assert isinstance(events[0], Stored)
+        assert isinstance(events[0], StoredBlocks)
         assert events[0].tokens == tuple(second)
         assert isinstance(events[1], Removed)
         publisher.publish([AllBlocksCleared()])

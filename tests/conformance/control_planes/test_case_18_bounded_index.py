@@ -5,6 +5,7 @@ import pytest
 from fleet import fleet
 from shoal.fleet.gateway import GatewayConfig
 from shoal.policy.routing import ReplicaState, RouterConfig, RouteRequest, build_router
+from shoal.policy.routing.contracts import StoredBlocks
 from shoal.policy.routing.kv import CombinedIndex, ExactIndex
 from shoal.policy.routing.prefix import ApproximateIndex
 from shoal.policy.routing.text_tree import TextTree
@@ -33,7 +34,7 @@ def test_case_18_blocks_and_seconds_bound_the_approximate_index() -> None:
 def test_case_18_an_engine_that_never_removes_is_bounded_too() -> None:
     index = ExactIndex(blocks_per_replica=64)
     for i in range(500):
-        index.stored("r", [i], None, list(range(i, i + 4)), 4)
+        index.stored("r", StoredBlocks((i,), None, tuple(range(i, i + 4)), 4))
         assert len(index) <= 64
 
 

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from fleet import QUICK, eventually, fleet
 from shoal.fleet.gateway import Gateway, GatewayConfig
 from shoal.fleet.index import BadEvents, decode_batch
-from shoal.fleet.index.events import Cleared, Removed, Stored
+from shoal.fleet.index.events import Cleared, Removed
 from shoal.fleet.registry import Registry, ReplicaHandle
 from shoal.http.client import Endpoint
 from shoal.policy.batching import BlockPool, Extras, PrefixHasher, make_extras
 from shoal.policy.outcomes import LegFailed
 from shoal.policy.routing import Decision, RouteRequest, build_router
+from shoal.policy.routing.contracts import StoredBlocks
 from shoal.policy.routing.kv import CombinedIndex, ExactIndex
 from shoal.policy.routing.prefix import ApproximateIndex
 
@@ -85,9 +86,9 @@ def test_events_are_read_in_both_encodings() -> None:
     }
     old = ["BlockStored", [1, 2], 7, [1, 2, 3, 4], 2, None]
     assert decode_batch(batch([new], as_map=True)) == [
-        Stored((b"a", b"b"), None, (1, 2, 3, 4), 2, (("lora", "l"),))
+        StoredBlocks((b"a", b"b"), None, (1, 2, 3, 4), 2, (("lora", "l"),))
     ]
-    assert decode_batch(batch([old])) == [Stored((1, 2), 7, (1, 2, 3, 4), 2, ())]
+    assert decode_batch(batch([old])) == [StoredBlocks((1, 2), 7, (1, 2, 3, 4), 2, ())]
     first = {"extra_keys": [["l", "s"], ["l"]]}
     assert _extras_of(new | first) == (("lora", "l"), ("cache_salt", "s"))
     assert _extras_of(new | {"lora_name": None, "extra_keys": [["s"], None]}) == (("cache_salt", "s"),)
@@ -100,7 +101,7 @@ def test_events_are_read_in_both_encodings() -> None:
 
 def _extras_of(event: dict[str, Any]) -> Extras:
     (stored,) = decode_batch(batch([event]))
-    assert isinstance(stored, Stored)
+    assert isinstance(stored, StoredBlocks)
     return stored.extras
 
 
@@ -168,8 +169,8 @@ def test_what_an_engine_announces_is_found_by_the_same_prompt_and_salt_only(
         pool.register(block, chain[place], parent, tokens[2 * place : 2 * place + 2], extras)
     index = ExactIndex()
     for event in decode_batch(msgspec.msgpack.encode([0.0, pool.take_events()])):
-        assert isinstance(event, Stored)
-        assert index.stored("r", event.hashes, event.parent, event.tokens, event.block_size, event.extras)
+        assert isinstance(event, StoredBlocks)
+        assert index.stored("r", event)
     request = RouteRequest("1", "m", len(tokens), tokens=tokens, extras=make_extras(*asked))
     expected = len(chain) * 2 if stored == asked else 0
     assert index.hits(request, 0.0).get("r", 0) == expected
@@ -177,7 +178,7 @@ def test_what_an_engine_announces_is_found_by_the_same_prompt_and_salt_only(
 
 def test_events_that_tell_no_salt_say_nothing_of_salted_prompts() -> None:
     index = CombinedIndex(ExactIndex(), ApproximateIndex())
-    index.exact.stored("r", [1], None, [1, 2], 2)
+    index.exact.stored("r", StoredBlocks((1,), None, (1, 2), 2))
     plain = RouteRequest("1", "m", 2, tokens=[1, 2], blocks=(b"plain",), block_tokens=2)
     salted = RouteRequest(
         "2", "m", 2, tokens=[1, 2], blocks=(b"salted",), block_tokens=2, extras=make_extras(None, "s")
@@ -186,5 +187,5 @@ def test_events_that_tell_no_salt_say_nothing_of_salted_prompts() -> None:
     # Long ago: only an index that the events don't overrule still knows it.
     assert index.hits(plain, 60.0) == {"r": 2}
     assert index.hits(salted, 60.0) == {"r": 2}
-    index.exact.stored("r", [2], None, [3, 4], 2, make_extras(None, "t"))
+    index.exact.stored("r", StoredBlocks((2,), None, (3, 4), 2, make_extras(None, "t")))
     assert index.hits(salted, 60.0) == {"r": 0}

@@ -11,19 +11,10 @@ from typing import Any
 import msgspec
 
 from shoal.policy.batching.prefix import Extras, make_extras
+from shoal.policy.routing.contracts import StoredBlocks
 
 BlockName = bytes | int
 """How an engine calls a block: a hash of its own, an integer or bytes by version."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    hashes: tuple[BlockName, ...]
-    parent: BlockName | None
-    tokens: tuple[int, ...]
-    block_size: int
-    extras: Extras
-    """Of the first block of a sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +27,7 @@ class Cleared:
     pass
 
 
-Event = Stored | Removed | Cleared
+Event = StoredBlocks | Removed | Cleared
 
 _FIELDS = {
     "BlockStored": (
@@ -85,7 +76,7 @@ def _event(raw: Any) -> Event | None:
     if size < 1 or len(tokens) < size * len(hashes):
         raise ValueError(f"{len(hashes)} blocks of {size} tokens with {len(tokens)} tokens")
     name = None if parent is None else _name(parent)
-    return Stored(hashes, name, tuple(tokens), size, _extras(fields) if parent is None else ())
+    return StoredBlocks(hashes, name, tuple(tokens), size, _extras(fields) if parent is None else ())
 
 
 def _extras(fields: Mapping[str, Any]) -> Extras:

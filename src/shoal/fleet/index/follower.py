@@ -16,10 +16,10 @@ import contextlib
 import logging
 from dataclasses import dataclass
 
-from shoal.fleet.index.events import BadEvents, Cleared, Removed, Stored, decode_batch
+from shoal.fleet.index.events import BadEvents, Cleared, Removed, decode_batch
 from shoal.fleet.registry import RawEvents, Replica
 from shoal.policy.outcomes import LegFailed
-from shoal.policy.routing.contracts import EventIndex
+from shoal.policy.routing.contracts import EventIndex, StoredBlocks
 
 log = logging.getLogger("shoal.fleet")
 
@@ -136,8 +136,8 @@ class Follower:
         name, index = self._replica.name, self._index
         for event in events:
             self.counts.events += 1
-            if isinstance(event, Stored):
-                index.stored(name, event.hashes, event.parent, event.tokens, event.block_size, event.extras)
+            if isinstance(event, StoredBlocks):
+                index.stored(name, event)
             elif isinstance(event, Removed):
                 index.removed(name, event.hashes)
             elif isinstance(event, Cleared):

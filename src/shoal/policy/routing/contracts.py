@@ -146,18 +146,22 @@ class Picker(Protocol):
     def forget(self, replica: str) -> None: ...
 
 
-class EventIndex(Protocol):
-    """Blocks that replicas hold, as KV events say. `hashes` are an engine's own names of blocks."""
+@dataclass(frozen=True, slots=True)
+class StoredBlocks:
+    """A chain of blocks that an engine announced. `hashes` are its own names: integers or bytes, by version."""
 
-    def stored(
-        self,
-        replica: str,
-        hashes: Sequence[object],
-        parent: object | None,
-        tokens: Sequence[int],
-        block_size: int,
-        extras: tuple[tuple[str, str], ...] = (),
-    ) -> bool: ...
+    hashes: tuple[bytes | int, ...]
+    parent: bytes | int | None
+    tokens: tuple[int, ...]
+    block_size: int
+    extras: tuple[tuple[str, str], ...] = ()
+    """Of the first block of a sequence."""
+
+
+class EventIndex(Protocol):
+    """Blocks that replicas hold, as KV events say."""
+
+    def stored(self, replica: str, blocks: StoredBlocks) -> bool: ...
     def removed(self, replica: str, hashes: Sequence[object]) -> None: ...
     def cleared(self, replica: str) -> None: ...
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shoal.policy.batching.prefix import SEED, PrefixHasher, block_hash
-from shoal.policy.routing.contracts import Need, RouteRequest
+from shoal.policy.routing.contracts import Need, RouteRequest, StoredBlocks
 from shoal.policy.routing.prefix import ApproximateIndex
 
 
@@ -39,16 +39,9 @@ class ExactIndex:
     def events(self) -> "ExactIndex":
         return self
 
-    def stored(
-        self,
-        replica: str,
-        hashes: Sequence[object],
-        parent: object | None,
-        tokens: Sequence[int],
-        block_size: int,
-        extras: tuple[tuple[str, str], ...] = (),
-    ) -> bool:
+    def stored(self, replica: str, blocks: StoredBlocks) -> bool:
         """A chain of blocks was stored. False: its parent is unknown here, so that nothing could be placed."""
+        parent, block_size, extras = blocks.parent, blocks.block_size, blocks.extras
         held = self._held.setdefault(replica, _Held())
         held.block_size = block_size
         held.salts = held.salts or any(tag == "cache_salt" for tag, _ in extras)
@@ -59,8 +52,8 @@ class ExactIndex:
         else:
             held.orphans += 1
             return False
-        for place, name in enumerate(hashes):
-            chunk = tokens[place * block_size : (place + 1) * block_size]
+        for place, name in enumerate(blocks.hashes):
+            chunk = blocks.tokens[place * block_size : (place + 1) * block_size]
             ours = block_hash(ours, chunk, extras if parent is None and place == 0 else ())
             if name in held.own:
                 if held.own[name] == ours:

@@ -15,6 +15,7 @@ from shoal.policy.routing import (
     RouteRequest,
     build_router,
 )
+from shoal.policy.routing.contracts import StoredBlocks
 from shoal.policy.routing.draws import Draws
 from shoal.policy.routing.pickers import PowerOfTwo, Softmax
 from shoal.policy.routing.prefix import ApproximateIndex, Sharing
@@ -280,7 +281,7 @@ def test_token_ids_are_asked_of_a_replica_that_announces_what_it_holds() -> None
     events = router.event_index
     assert events is not None
     for name in ("ill", "speaks"):
-        events.stored(name, [1], None, [1, 2, 3, 4], 4)
+        events.stored(name, StoredBlocks((1,), None, (1, 2, 3, 4), 4))
     assert router.token_source(asked, states) == "speaks"
     assert router.token_source(asked, states[2:]) is None, "there is nothing to choose"
     for other in (request(63), request(200_001), request(64, tokens=[1] * 64)):
