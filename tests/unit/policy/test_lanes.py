@@ -109,9 +109,12 @@ def test_a_prefix_finds_its_lane_until_that_lane_has_too_much() -> None:
     shared = (7, 7, 7, 7)
     for number in range(6):
         scheduler.add(request(number, (*shared, number)), 0.0)
-    wave = scheduler.schedule(0.0)
-    assert wave is not None
-    assert [len(plan.sequences) for plan in wave.lanes] == [3, 3]
+    computing = scheduler.schedule(0.0)
+    assert computing is not None
+    scheduler.complete(computing, answer(computing), 0.0)
+    sharing = scheduler.schedule(1.0)
+    assert sharing is not None
+    assert [len(plan.sequences) for plan in sharing.lanes] == [3, 3]
     scheduler.add(request(6, (*shared, 9)), 0.0)
     other = Request(id=7, prompt=(*shared, 9), max_tokens=4, cache_salt="someone else's")
     scheduler.add(other, 0.0)
