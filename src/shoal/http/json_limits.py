@@ -16,7 +16,7 @@ UNCHECKED_BYTES = 256 * 1024
 """Bodies up to this are decoded uncounted: whatever they hold takes some milliseconds."""
 MAX_CONTAINERS = 50_000
 """Objects and arrays."""
-MAX_VALUES = 600_000
+MAX_VALUES = 500_000
 """Elements and members: token ids, most of all."""
 MAX_ESCAPES = 1_200_000
 r"""Characters written as `\n` or `\u00e9`, in strings."""

@@ -18,9 +18,15 @@ def encode_prompt(
 
     Call it in a thread for long texts: it releases the GIL, not the caller.
     """
-    if limit is not None and len(text) > _EXACT_CHARACTERS and (least := tokenizer.min_tokens(text)) >= limit:
-        raise prompt_too_long(limit, least, field)
+    if limit is not None:
+        check_fits(tokenizer, text, field, limit)
     return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+def check_fits(tokenizer: Tokenizer, text: str, field: str, limit: int) -> None:
+    """`ApiError` 400 names `field` where a long `text` has `limit` tokens or more for certain."""
+    if len(text) > _EXACT_CHARACTERS and (least := tokenizer.min_tokens(text, limit)) >= limit:
+        raise prompt_too_long(limit, least, field)
 
 
 def truncated(prompt: Sequence[int], wanted: int | None, room: int) -> Sequence[int]:

@@ -9,7 +9,7 @@ from shoal.engine.text.errors import ChatTemplateError
 from shoal.engine.text.tokenizer import Tokenizer
 from shoal.http.errors import ApiError
 from shoal.server.fields import JsonObject
-from shoal.server.prompts import check_tokenized_bytes, encode_prompt
+from shoal.server.prompts import check_fits, check_tokenized_bytes, encode_prompt
 from shoal.server.protocol import ChatMessage, ChatRequest, TokenizeRequest, Tool
 
 
@@ -21,6 +21,8 @@ def render_chat(
     With `limit`, a conversation that can't have fewer tokens is refused before it is tokenized.
     """
     messages = [_message(message) for message in body.messages or ()]
+    if limit is not None:
+        _check_each(tokenizer, messages, limit)
     variables: JsonObject = dict(body.chat_template_kwargs or {})
     if isinstance(body, ChatRequest) and body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
@@ -37,6 +39,17 @@ def render_chat(
     if limit is None:
         check_tokenized_bytes(text, "messages")
     return encode_prompt(tokenizer, text, add_special_tokens=False, field="messages", limit=limit)
+
+
+def _check_each(tokenizer: Tokenizer, messages: Sequence[JsonObject], limit: int) -> None:
+    """Refuse one that can't fit by itself before a template copies it, which holds the GIL.
+
+    Templates trim white space and leave out parts of earlier answers; other text they keep.
+    """
+    for message in messages:
+        text = message["content"]
+        if isinstance(text, str) and message["role"] != "assistant":
+            check_fits(tokenizer, text.strip(), "messages", limit)
 
 
 def _message(message: ChatMessage) -> dict[str, Any]:

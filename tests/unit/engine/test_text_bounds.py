@@ -52,10 +52,11 @@ def test_no_text_has_fewer_tokens_than_the_bound(kind: str) -> None:
     @settings(max_examples=60, deadline=None)
     @given(LONG)
     def check(text: str) -> None:
-        assert bound.min_tokens(text) <= len(inner.encode(text, add_special_tokens=False).ids)
+        assert bound.min_tokens(text, 10**6) <= len(inner.encode(text, add_special_tokens=False).ids)
 
     check()
-    assert bound.min_tokens("q" * 100_000) > 100
+    assert bound.min_tokens("q" * 100_000, 10**6) > 100
+    assert bound.min_tokens("q" * 2**20, 10**6) >= bound.min_tokens("q" * 2**20, 50) >= 50
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_long_texts_have_the_same_ids(kind: str, smollm2_path: Path) -> None:
         for special in (True, False):
             plain = tokenizer._tokenizer.encode(text, add_special_tokens=special).ids
             assert tokenizer.encode(text, add_special_tokens=special) == plain
-            assert tokenizer.min_tokens(text) <= len(plain)
+            assert tokenizer.min_tokens(text, 10**6) <= len(plain)
 
 
 def test_a_vocabulary_that_lacks_control_characters_has_a_longest_token(smollm2_path: Path) -> None:

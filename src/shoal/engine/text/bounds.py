@@ -11,6 +11,7 @@ from shoal.engine.text.pieces import byte_stand_ins
 
 _NFC_SHRINK = 4
 """Composing characters makes a text shorter in bytes by at most this factor."""
+_PIECE_CHARACTERS = 2**18
 _KEEPING_NORMALIZERS = {"NFC": _NFC_SHRINK, "NFD": 1, "Prepend": 1}
 _KEEPING_PRE_TOKENIZERS = ("ByteLevel", "Metaspace", "Digits")
 
@@ -28,10 +29,18 @@ class LengthBound:
         """Whether it drops nothing but control characters, and bytes of characters that are not assigned."""
         return all(byte < ord(" ") or byte in b"\xc0\xc1" or byte > 0xF0 for byte in self.dropped)
 
-    def min_tokens(self, text: str) -> int:
-        # Surrogates have no UTF-8; the tokenizer would refuse the text, so any count does.
-        data = text.encode("utf-8", "replace")
-        kept = len(data.translate(None, self.dropped)) if self.dropped else len(data)
+    def min_tokens(self, text: str, enough: int) -> int:
+        """A lower bound for `text`; for so much of it as needs `enough`, where it is longer.
+
+        Piece by piece: encoding a long text holds the GIL all the while.
+        """
+        kept = 0
+        for start in range(0, len(text), _PIECE_CHARACTERS):
+            # Surrogates have no UTF-8; the tokenizer would refuse the text, so any count does.
+            data = text[start : start + _PIECE_CHARACTERS].encode("utf-8", "replace")
+            kept += len(data.translate(None, self.dropped)) if self.dropped else len(data)
+            if kept > (enough - 1) * self.max_token_bytes:
+                break
         return -(-kept // self.max_token_bytes)
 
 

@@ -70,9 +70,12 @@ class Tokenizer:
             ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
-    def min_tokens(self, text: str) -> int:
-        """A lower bound on the tokens of `text`, found without tokenizing; 0 where nothing is known."""
-        return self._length_bound.min_tokens(text) if self._length_bound is not None else 0
+    def min_tokens(self, text: str, enough: int) -> int:
+        """A lower bound on the tokens of `text`, found without tokenizing; 0 where nothing is known.
+
+        A text that has `enough` is not counted to its end.
+        """
+        return self._length_bound.min_tokens(text, enough) if self._length_bound is not None else 0
 
     @property
     def max_token_bytes(self) -> int | None:
