@@ -5,12 +5,13 @@ from pathlib import Path
 import msgspec
 
 from shoal.cli.model_spec import page_model
-from shoal.plan.asked import Asked, Refused, asked_from, read_asked
+from shoal.plan.asked import Asked, Read, Refused, asked_from, read_asked
 from shoal.plan.designs import Plan
 from shoal.plan.emit import emit
 from shoal.plan.explain import explain
+from shoal.plan.inverse import as_published, carried, gains, inverse_lines
 from shoal.plan.report import plan_data
-from shoal.plan.restate import command
+from shoal.plan.restate import command, restate
 from shoal.plan.search import search
 from shoal.specs.errors import SpecError
 from shoal.specs.load import parse_config_text
@@ -35,9 +36,26 @@ def plan_answer(body: bytes, catalogs: tuple[Path, ...]) -> dict[str, object]:
     # An empty field of a form was not filled in.
     asked = asked_from({name: value for name, value in values.items() if value != ""})
     read = read_asked(asked, lambda name: _model(name, config, catalogs), catalogs)
+    if read.layouts:
+        raise SpecError(
+            "layout", asked.layout, "nothing: the page searches; shoal plan --layout evaluates a design"
+        )
+    if read.inverse:
+        return _inverse(read, asked, quick)
     plan = search(read.question)
     data = plan_data(plan, explain(plan, sensitivity=not quick), top)
     return {**data, "command": command(asked), "asked": _texts(asked), "emitted": _emitted(plan, asked.model or "")}
+
+
+def _inverse(read: Read, asked: Asked, quick: bool) -> dict[str, object]:
+    """How many users the devices carry, for devices counted and no traffic given."""
+    answers = []
+    for accelerator, devices in read.owned:
+        found = carried(read.question, accelerator, devices)
+        published = None if quick else as_published(read.question, found)
+        answers.append(inverse_lines(found, published, () if quick else gains(read.question, found)))
+    text = restate(read.question, traffic="as many users as these devices carry")
+    return {"inverse": answers, "question": {"text": text}, "command": command(asked), "asked": _texts(asked)}
 
 
 def _emitted(plan: Plan, model: str) -> list[dict[str, str]]:

@@ -108,6 +108,12 @@ def plan_model(
         str | None, _text("--sized-for", help="mean (default), or high: the upper end of the intervals.")
     ] = None,
     sure: Annotated[bool, typer.Option("--sure", help="--sized-for high.")] = False,
+    layout: Annotated[
+        list[str] | None,
+        _text(
+            "--layout", help="Evaluate this design instead of searching: tp=8, or tp=4,pp=2 x2; repeat to compare."
+        ),
+    ] = None,
     catalog: Annotated[list[Path] | None, typer.Option(help="A catalogue file of your own; repeatable.")] = None,
     top: Annotated[int, typer.Option(min=1, max=1000, help="Designs to show.")] = 8,
     quick: Annotated[bool, typer.Option("--quick", help="Leave out what would change the answer.")] = False,
@@ -132,8 +138,14 @@ def plan_model(
         prefix_hit=prefix_hit, peak_to_mean=peak_to_mean, headroom=headroom, spares=spares, max_devices=max_devices,
         engine=engine, engine_version=engine_version, weights=weights, kv_dtype=kv_dtype, split=split,
         prices="rented" if rented else prices, sized_for="high" if sure else sized_for,
+        layout="; ".join(layout) if layout else None,
     )  # fmt: skip
     read = read_question(asked, catalog or (), emit if emit not in (None, "k8s") else "vllm")
+    if read.layouts or read.inverse:
+        from shoal.cli.plan_given import answer_inverse, answer_layouts
+
+        (answer_layouts if read.layouts else answer_inverse)(read, quick, as_json)
+        return
     _answer(search(read.question), asked.model or "", top, quick, as_json, html, emit)
 
 

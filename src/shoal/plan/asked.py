@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from shoal.plan.api import ASSUMED_TPOT, ASSUMED_TTFT, ask, find_model
+from shoal.plan.given import NamedLayout, parse_layouts
 from shoal.plan.kv import kv_dtype_name
 from shoal.plan.question import Assurance, PriceBasis, Question, SplitMode
 from shoal.specs.catalog import Catalog, load_catalog
@@ -69,6 +70,8 @@ class Asked:
     split: str | None = None
     prices: str | None = None
     sized_for: str | None = None
+    layout: str | None = None
+    """Designs to evaluate instead of searching: "tp=8", "tp=4,pp=2 x2; tp=8"."""
 
 
 FIELDS = tuple(field.name for field in fields(Asked))
@@ -93,6 +96,8 @@ class Read:
     """Devices that the asker has, where `gpu` or `max_devices` counts them."""
     inverse: bool
     """Devices were counted and no traffic was given: the question is how much they carry."""
+    layouts: tuple[NamedLayout, ...] = ()
+    """Designs that were named."""
 
 
 def asked_from(values: Mapping[str, object], where: str = "question") -> Asked:
@@ -156,6 +161,7 @@ def read_asked(
         "engine": asked.engine if asked.engine is not None else engine,
         "engine_version": asked.engine_version,
     }
+    layouts = reader.take("layout", parse_layouts, ())
     if counts and max_devices is None:
         max_devices = reader.one_count(counts, inverse=users is None and rate is None)
     if reader.problems or spec is None:
@@ -165,7 +171,7 @@ def read_asked(
     except SpecError as error:
         raise Refused([_in_users_terms(error, asked)]) from None
     owned = _owned(question.accelerators, parts, counts, max_devices)
-    return Read(question, owned, bool(owned) and users is None and rate is None)
+    return Read(question, owned, bool(owned) and users is None and rate is None and not layouts, layouts)
 
 
 def _owned(

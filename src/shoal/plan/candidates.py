@@ -96,7 +96,7 @@ def _on(question: Question, accelerator: Accelerator, engine: EngineMemory) -> I
     domain = accelerator.scale_up.domain or accelerator.devices_per_node
     even = engine.engine != "shoal"
     limit = min(question.replica_limit, question.max_devices or question.replica_limit)
-    for layout in shapes(model, accelerator, limit):
+    for layout in question.layouts or shapes(model, accelerator, limit):
         where = f"{layout.label()} on {accelerator.name}"
         if layout.world > domain and accelerator.nic is None:
             detail = f"no network between servers is known for {accelerator.name}"

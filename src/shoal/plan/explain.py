@@ -15,6 +15,7 @@ from shoal.plan.designs import Design, Plan, Rejection
 from shoal.plan.flips import Flip, price_flip, traffic_flips
 from shoal.plan.kv import sequence_curve
 from shoal.plan.ladder import Rung, ladder, published_precision, with_split, without_split
+from shoal.plan.levers import Effect, effects, prefix_lines
 from shoal.plan.memory import replica_memory
 from shoal.plan.provenance import Sourced, sourced
 from shoal.plan.topology import LinkUse, link_uses
@@ -36,13 +37,19 @@ class Explanation:
     splitting: tuple[str, ...]
     cautions: tuple[Caution, ...]
     figures: tuple[Sourced, ...]
+    levers: tuple[Effect, ...] = ()
+    """The strongest changes of the question, strongest first."""
+    prefix: tuple[str, ...] = ()
+    """What reuse of prefixes is assumed, and what more would change."""
 
     def lines(self) -> Iterator[str]:
         """Everything as plain text, a heading before each part."""
         yield from self.summary
+        yield from self.prefix
         parts: list[tuple[str, list[str]]] = [
             ("The ladder", [f"{r.number}. {r.name}: {r.verdict}. {r.reason}" for r in self.ladder]),
             ("What binds", list(self.binding)),
+            ("What would change this answer most", [effect.sentence for effect in self.levers]),
             ("What would change it", [flip.sentence for flip in self.flips]),
             ("Traffic and links", [use.sentence for use in self.links]),
             ("Splitting prefill from decode", list(self.splitting)),
@@ -83,7 +90,13 @@ def explain(plan: Plan, sensitivity: bool = True) -> Explanation:
         splitting=tuple(_splitting(plan, best, terms)),
         cautions=cautions(plan, best),
         figures=sourced(question, best),
+        levers=effects(plan) if sensitivity else (),
+        prefix=prefix_lines(plan) if sensitivity else (_prefix_assumed(plan),),
     )
+
+
+def _prefix_assumed(plan: Plan) -> str:
+    return f"Prefix cache: {plan.question.workload.prefix_hit:.0%} of the input is assumed to be found in it."
 
 
 def _summary(plan: Plan, best: Design) -> Iterator[str]:

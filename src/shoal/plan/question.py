@@ -7,6 +7,7 @@ from shoal.plan.kv import kv_dtype_bytes
 from shoal.specs.catalog import Catalog, EngineMemory
 from shoal.specs.errors import SpecError
 from shoal.specs.hardware import Accelerator
+from shoal.specs.layout import Layout
 from shoal.specs.model import ModelSpec
 from shoal.specs.quantization import quantization
 from shoal.specs.traffic import Slo, Workload, positive
@@ -49,6 +50,8 @@ class Question:
     """Most devices of one replica."""
     assurance: Assurance = "mean"
     """`mean`: sized for the estimate; `high`: for the upper end of its interval."""
+    layouts: tuple[Layout, ...] = ()
+    """The layouts to consider; empty: every one that could be."""
 
     def __post_init__(self) -> None:
         if not self.accelerators:

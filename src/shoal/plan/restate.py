@@ -11,16 +11,22 @@ from shoal.plan.words import plural
 from shoal.specs.catalog import load_catalog
 
 
-def restate(question: Question) -> str:
-    """The whole question on one line: "llama-3.1-70b: 200 users at once · 7,680 tokens in, 512 out · …"."""
-    return f"{question.model.name}: {' · '.join(_parts(question))}"
+def restate(question: Question, traffic: str = "") -> str:
+    """The whole question on one line: "llama-3.1-70b: 200 users at once · 7,680 tokens in, 512 out · …".
+
+    Args:
+        traffic: what is said in place of users and rate, where those are what is asked.
+    """
+    return f"{question.model.name}: {' · '.join(_parts(question, traffic))}"
 
 
-def _parts(question: Question) -> Iterator[str]:
+def _parts(question: Question, traffic: str) -> Iterator[str]:
     load, slo = question.workload, question.slo
-    if load.users is not None:
+    if traffic:
+        yield traffic
+    elif load.users is not None:
         yield f"{plural(load.users, 'user')} at once"
-    if load.rate is not None:
+    if load.rate is not None and not traffic:
         yield f"{load.rate:,.4g} requests/s"
     longest = "" if load.input.maximum is None else f", {load.longest_context:,.0f} together at most"
     yield f"{load.input.mean:,.0f} tokens in, {load.output.mean:,.0f} out{longest}"

@@ -150,6 +150,11 @@ def explanation_data(found: Explanation) -> Data:
         "flips": [
             {"what": f.what, "factor": f.factor, "changes": f.changes, "sentence": f.sentence} for f in found.flips
         ],
+        "prefix": list(found.prefix),
+        "levers": [
+            {"change": e.lever.change, "share": e.share, "devices": e.design.devices, "sentence": e.sentence}
+            for e in found.levers
+        ],
         "links": [
             {
                 "axis": u.axis, "kind": u.kind, "link": u.link, "bytes_per_second": u.bandwidth, "inside": u.inside,

@@ -46,6 +46,8 @@ def html_report(plan: Plan, explanation: Explanation, top: int = 12) -> str:
     body += [
         _section("The ladder", _ladder(explanation)),
         _section("What binds", _list(explanation.binding)),
+        _section("Prefix reuse", _list(explanation.prefix)),
+        _section("What would change this answer most", _list(e.sentence for e in explanation.levers)),
         _section("What would change it", _list(flip.sentence for flip in explanation.flips)),
         _section("Traffic and links", _list(use.sentence for use in explanation.links)),
         _section("Splitting prefill from decode", _list(explanation.splitting)),

@@ -113,7 +113,22 @@
     return wrap;
   }
 
+  // Devices counted and no traffic given: how much they carry.
+  function showCarried(found) {
+    const host = byId("answer");
+    host.replaceChildren(element("h2", "What these devices carry"), element("p", found.question.text, "asked"));
+    for (const lines of found.inverse) {
+      const ul = element("ul");
+      for (const line of lines) if (line.startsWith("  ")) ul.append(element("li", line.trim())); else host.append(element("p", line));
+      host.append(ul);
+    }
+    copied(host, "Ask it again", [["On the command line", found.command], ["As a link", location.href]]);
+    host.hidden = false;
+    host.scrollIntoView({ behavior: "smooth", block: "start" });
+  }
+
   function show(plan) {
+    if (plan.inverse) { showCarried(plan); return; }
     const host = byId("answer"), why = plan.explanation;
     host.replaceChildren(element("h2", plan.feasible ? "Answer" : "Nothing serves this"));
     host.append(element("p", plan.question.text, "asked"));
@@ -131,6 +146,8 @@
         x: (v) => round(v), y: (v) => round(v),
       });
     }
+    why.prefix.forEach((line) => host.append(element("p", line)));
+    list(host, "What would change this answer most", why.levers.map((e) => e.sentence));
     list(host, "What would change it", why.flips.map((f) => f.sentence));
     list(host, "The ladder", why.ladder.map((r) => `${r.rung}. ${r.name}: ${r.verdict}. ${r.reason}`));
     list(host, "What binds", why.binding);
