@@ -77,9 +77,10 @@ def calibrate(
     if measurements.suffix.lower() == ".csv":
         artifact = calibrate_rows(measurements, catalog_models(), catalog_accelerators())
         _write(write_artifact, artifact, out)
-        for name, quality in artifact.quality.items():
+        for name, slices in artifact.quality.items():
+            quality = slices["all"]
             print(
-                f"{name.replace('_', ' ')}: TPOT median {quality.tpot_median:.1%}, in interval"
+                f"{name} left out: TPOT median {quality.tpot_median:.1%}, in interval"
                 f" {quality.tpot_coverage:.1%}; TTFT median {quality.ttft_median:.1%}, in interval"
                 f" {quality.ttft_coverage:.1%}"
             )

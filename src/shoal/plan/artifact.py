@@ -7,10 +7,11 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.plan.intervals import IntervalCell
 from shoal.plan.residual import FEATURES, Ensemble, Tree
 from shoal.specs.errors import SpecError
 
-VERSION = 1
+VERSION = 2
 SHIPPED = "serving.json"
 
 
@@ -22,23 +23,19 @@ class TreeTable(msgspec.Struct, frozen=True, array_like=True):
     leaves: tuple[float, ...]
 
 
-class Interval(msgspec.Struct, frozen=True):
-    """Quantiles of residual ÷ scale, in the logarithm: [mean·exp(low·s), mean·exp(high·s)] holds 90 %."""
-
-    low: float
-    high: float
-
-
 class Quality(msgspec.Struct, frozen=True):
-    """Residuals of a fit: errors as fractions of the measured value, coverage of the 90 % interval."""
+    """Residuals over some rows: errors as fractions of the measured value, coverage of the 90 % interval, and the
+    median of its upper over its lower end."""
 
     rows: int
     tpot_median: float
     tpot_mean: float
     tpot_coverage: float
+    tpot_width: float
     ttft_median: float
     ttft_mean: float
     ttft_coverage: float
+    ttft_width: float
 
 
 class Artifact(msgspec.Struct, frozen=True):
@@ -58,11 +55,14 @@ class Artifact(msgspec.Struct, frozen=True):
     ttft_scale: tuple[TreeTable, ...]
     scale_base: tuple[float, float]
     """Logarithms of the scale of TPOT and TTFT residuals before `*_scale` corrects them."""
-    tpot_interval: Interval
-    ttft_interval: Interval
-    quality: dict[str, Quality]
-    """`in_sample`; `five_fold` by groups of (architecture, system) that the fold had not seen; `five_fold_by_name`
-    by (model name, system), where copies of one measurement under another name may be in the fit."""
+    intervals: tuple[IntervalCell, ...]
+    seen: tuple[str, ...]
+    """Every "model key|machine" that has rows in the fit."""
+    engines: tuple[str, ...]
+    quality: dict[str, dict[str, Quality]]
+    """What a fit left out → slice (`all`, `workers known`, a regime, a generation) → residuals. `nothing` is in
+    sample; `rows` leaves out a quarter of the rows, `models` and `machines` whole ones, `engines` and `generations`
+    likewise."""
     scale: tuple[float, float] = (1.0, 1.0)
     """Factors on TPOT and TTFT from a user's own measurements; 1 as shipped."""
 

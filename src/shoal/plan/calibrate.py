@@ -31,7 +31,7 @@ def calibrate_rows(
     if merged < MIN_ROWS:
         raise SpecError("rows", merged, f"at least {MIN_ROWS} distinct measurements to refit every constant")
     try:
-        from shoal.plan.fit import fit_rows
+        from shoal.plan.cross_validation import fit_rows
     except ImportError:
         raise SpecError("calibrate", str(path), "scipy installed: pip install 'shoal[fit]'") from None
     source = f"{path.name}: {len(rows):,} rows, {merged:,} distinct"

@@ -8,17 +8,12 @@ slow, as the predictions' intervals allow.
 import math
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from shoal.plan.calc import cost_per_million
 from shoal.plan.designs import Cost, Design, Energy, Ranked
 from shoal.plan.question import Question
 from shoal.plan.step_time import Estimate
 from shoal.specs.hardware import Accelerator
 
-RUNG_WEIGHT = (1.0, 1.0, 1.1, 1.3, 1.3, 1.5)
-"""How a device counts by rung of the ladder, among designs too close to call: a rung has to save this much before
-it comes ahead of a lower one. A judgement, not a measurement."""
 PRICE_SPREAD = 0.03
 """Published prices are rounded to about this share: no cost is known better."""
 
@@ -81,14 +76,18 @@ def _low_high(design: Design) -> tuple[float, float]:
     return float(min(design.needed[0], design.devices)), float(max(design.needed[2], design.devices))
 
 
-def _smallest(design: Design) -> tuple[object, ...]:
-    """Of designs too close to call: fewest devices, then the lowest rung, the least converted, the cheapest.
-    Devices of a higher rung count for more (`RUNG_WEIGHT`), because it is more to run."""
+def _order(design: Design) -> tuple[object, ...]:
+    """Cheapest first. At one price: those that surely meet the targets, then fewest devices, the lowest rung, the
+    least converted.
+
+    Price comes before all else so that a larger question never gets a cheaper answer: the cheapest of designs of
+    which none gets cheaper. Any preference that may outweigh a price would break that.
+    """
     weights = design.weights
     lossy = 0 if weights.native else 1 if weights.bits >= 6 else 2
     narrow_cache = design.kv_dtype not in ("bf16", "fp32")
-    size = design.devices * RUNG_WEIGHT[design.rung - 1]
-    return (size, design.rung, lossy, narrow_cache, _key(design), design.name)
+    price = float(f"{_key(design):.9g}")
+    return (price, not design.sure, design.devices, design.rung, lossy, narrow_cache, design.name)
 
 
 def too_close(one: Design, other: Design) -> bool:
@@ -98,23 +97,19 @@ def too_close(one: Design, other: Design) -> bool:
 
 
 def rank(designs: Iterable[Design]) -> tuple[Ranked, ...]:
-    """Best first, in groups of designs too close to call; those without a price after all others."""
+    """Best first, in groups of designs too close to call; those without a price after all others.
+
+    A group holds only designs that are equally sure: one that may miss a target is no tie with one that meets it.
+    """
     ranked: list[Ranked] = []
     group = 0
     found = list(designs)
     for pool in ([d for d in found if d.cost is not None], [d for d in found if d.cost is None]):
-        pool.sort(key=lambda d: (_key(d), d.name))
-        keys = np.array([_key(d) for d in pool])
-        ends = np.array([_low_high(d) for d in pool]).reshape(-1, 2)
-        waiting = np.ones(len(pool), dtype=bool)
-        while waiting.any():
-            group += 1
-            lead = int(waiting.argmax())
-            tied = waiting & (keys >= ends[lead, 0]) & (keys <= ends[lead, 1])
-            tied &= (ends[:, 0] <= keys[lead]) & (ends[:, 1] >= keys[lead])
-            tied[lead] = True
-            waiting &= ~tied
-            ranked += [Ranked(group, d) for d in sorted((pool[i] for i in np.flatnonzero(tied)), key=_smallest)]
+        lead: Design | None = None
+        for design in sorted(pool, key=_order):
+            if lead is None or lead.sure != design.sure or not too_close(lead, design):
+                lead, group = design, group + 1
+            ranked.append(Ranked(group, design))
     return tuple(ranked)
 
 

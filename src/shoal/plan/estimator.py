@@ -21,17 +21,19 @@ from shoal.plan.deployment import (
     stack_loads,
     stack_work,
 )
-from shoal.plan.engine_constants import Constants, generation_level, resolve
+from shoal.plan.engine_constants import Constants, resolve
+from shoal.plan.intervals import (
+    Familiarity,
+    IntervalTable,
+    familiarity,
+    regimes_of,
+    stack_familiarity,
+)
 from shoal.plan.numeric import ARRAY, SCALAR, Real
 from shoal.plan.pool_work import PoolWork
 from shoal.plan.residual import Bundle, Ensemble, Kind, features, kind_of
 from shoal.plan.serving import Load, Outcome, closed_loop
 from shoal.plan.step_time import Estimate, RooflineStepTime
-
-KNOWN_BACKENDS = ("trtllm", "vllm", "sglang")
-UNKNOWN_WIDTH = 1.4
-"""How much wider, in the logarithm, each unmeasured thing makes an interval: the engine, the kernel generation, a
-model guessed from its name."""
 
 Array = npt.NDArray[np.float64]
 
@@ -58,12 +60,6 @@ class Predictions:
     outcome: Outcome
 
 
-def width_factor(d: Deployment) -> float:
-    """How much wider the interval is because of what nobody measured."""
-    unknown = (d.backend not in KNOWN_BACKENDS) + (generation_level(d.accelerator.architecture) == "other")
-    return float(UNKNOWN_WIDTH ** (unknown + d.model.guessed))
-
-
 def tpot_floor(work: PoolWork) -> Real:
     """Seconds that reading a device's dense weights takes at full bandwidth: no token is quicker."""
     return work.dense_bytes / work.bandwidth
@@ -80,8 +76,9 @@ class ServingEstimator:
         self._tpot_scale: Ensemble = ensemble(a.tpot_scale)
         self._ttft_scale: Ensemble = ensemble(a.ttft_scale)
         self._bundle = Bundle([self._tpot_trees, self._ttft_trees, self._tpot_scale, self._ttft_scale])
+        self._intervals = IntervalTable(a.intervals)
         self._constants: dict[tuple[str, str, str, str], Constants] = {}
-        self._prepared: dict[tuple[object, ...], tuple[Prepared, Constants, Kind, float]] = {}
+        self._prepared: dict[tuple[object, ...], tuple[Prepared, Constants, Kind, Familiarity]] = {}
 
     def constants(self, d: Deployment) -> Constants:
         """The calibrated constants for this deployment's engine, machine generation, precision and mode."""
@@ -90,16 +87,19 @@ class ServingEstimator:
             self._constants[key] = resolve(self.artifact.base, self.artifact.offsets, *key[:3], d.mode)
         return self._constants[key]
 
+    def familiarity(self, d: Deployment) -> Familiarity:
+        """What of this deployment the constants were fitted to."""
+        return familiarity(d, self.artifact.seen, self.artifact.engines)
+
     def step_time(self, d: Deployment) -> RooflineStepTime:
         """The step-time model of this deployment's (decoding) workers."""
         ready = self._ready(d)
-        spread = math.exp(0.5 * (self.artifact.tpot_interval.high - self.artifact.tpot_interval.low)
-                          * math.exp(self.artifact.scale_base[0]) * ready[3])  # fmt: skip
+        spread = self._intervals.spread(ready[3], math.exp(self.artifact.scale_base[0]))
         return RooflineStepTime(ready[0].work, ready[1], spread)
 
     def estimate(self, d: Deployment) -> Prediction:
         """TTFT and TPOT of one deployment, in seconds."""
-        ready, k, kind, width = self._ready(d)
+        ready, k, kind, known = self._ready(d)
         load = load_of(d)
         out = closed_loop(ready.work, ready.first, k, load, SCALAR)
         row = np.array(features(ready.work, ready.first, load, kind, out, SCALAR))
@@ -108,11 +108,12 @@ class ServingEstimator:
         tpot = out.tpot * math.exp(tpot_log) * a.scale[0]
         ttft = out.ttft * math.exp(ttft_log) * a.scale[1]
         floor = tpot_floor(ready.work)
-        tpot_width = math.exp(a.scale_base[0] + tpot_wide) * width
-        ttft_width = math.exp(a.scale_base[1] + ttft_wide) * width
+        tpot_width = math.exp(a.scale_base[0] + tpot_wide)
+        ttft_width = math.exp(a.scale_base[1] + ttft_wide)
+        tpot_low, tpot_high, ttft_low, ttft_high = self._intervals.quantiles(known, regimes_of(load, out)).tolist()
         return Prediction(
-            ttft=_interval(ttft, a.ttft_interval.low * ttft_width, a.ttft_interval.high * ttft_width, 0.0),
-            tpot=_interval(tpot, a.tpot_interval.low * tpot_width, a.tpot_interval.high * tpot_width, floor),
+            ttft=_interval(ttft, ttft_low * ttft_width, ttft_high * ttft_width, 0.0),
+            tpot=_interval(tpot, tpot_low * tpot_width, tpot_high * tpot_width, floor),
             outcome=out,
         )
 
@@ -124,10 +125,10 @@ class ServingEstimator:
         load = stack_loads([load_of(d) for d in deployments])
         k = stack_constants([r[1] for r in ready])
         kinds = stack_kinds([r[2] for r in ready])
-        return self.evaluate(work, first, load, k, kinds, np.array([r[3] for r in ready]))
+        return self.evaluate(work, first, load, k, kinds, stack_familiarity([r[3] for r in ready]))
 
     def evaluate(
-        self, work: PoolWork, first: PoolWork, load: Load, k: Constants, kind: Kind, width: Array
+        self, work: PoolWork, first: PoolWork, load: Load, k: Constants, kind: Kind, known: Familiarity
     ) -> Predictions:
         """The same for cases already stacked into arrays: what a search calls."""
         out = closed_loop(work, first, k, load, ARRAY)
@@ -136,31 +137,32 @@ class ServingEstimator:
         floor = tpot_floor(work)
         tpot = np.maximum(out.tpot * np.exp(self._tpot_trees.many(table)) * a.scale[0], floor)
         ttft = out.ttft * np.exp(self._ttft_trees.many(table)) * a.scale[1]
-        tpot_width = np.exp(a.scale_base[0] + self._tpot_scale.many(table)) * width
-        ttft_width = np.exp(a.scale_base[1] + self._ttft_scale.many(table)) * width
+        tpot_width = np.exp(a.scale_base[0] + self._tpot_scale.many(table))
+        ttft_width = np.exp(a.scale_base[1] + self._ttft_scale.many(table))
+        tpot_low, tpot_high, ttft_low, ttft_high = self._intervals.quantiles(known, regimes_of(load, out))
         return Predictions(
             ttft=ttft,
-            ttft_low=ttft * np.exp(a.ttft_interval.low * ttft_width),
-            ttft_high=ttft * np.exp(a.ttft_interval.high * ttft_width),
+            ttft_low=ttft * np.exp(ttft_low * ttft_width),
+            ttft_high=ttft * np.exp(ttft_high * ttft_width),
             tpot=tpot,
-            tpot_low=np.maximum(tpot * np.exp(a.tpot_interval.low * tpot_width), floor),
-            tpot_high=tpot * np.exp(a.tpot_interval.high * tpot_width),
+            tpot_low=np.maximum(tpot * np.exp(tpot_low * tpot_width), floor),
+            tpot_high=np.maximum(tpot * np.exp(tpot_high * tpot_width), floor),
             outcome=out,
         )
 
-    def _ready(self, d: Deployment) -> tuple[Prepared, Constants, Kind, float]:
+    def _ready(self, d: Deployment) -> tuple[Prepared, Constants, Kind, Familiarity]:
         first = d.prefill.layout if d.prefill else None
         key = (d.model.name, d.accelerator.name, d.precision, d.backend, d.pool.layout, first)
         found = self._prepared.get(key)
         if found is None:
-            found = (prepare(d), self.constants(d), kind_of(d), width_factor(d))
+            found = (prepare(d), self.constants(d), kind_of(d), self.familiarity(d))
             self._prepared[key] = found
         return found
 
 
 def _interval(mean: float, low: float, high: float, floor: float) -> Estimate:
     mean = max(mean, floor)
-    return Estimate(mean, max(mean * math.exp(low), floor), mean * math.exp(high))
+    return Estimate(mean, max(mean * math.exp(low), floor), max(mean * math.exp(high), floor))
 
 
 def stack_kinds(items: Sequence[Kind]) -> Kind:

@@ -1,15 +1,13 @@
-"""Fitting the constants: robust least squares for physics, boosted trees for what is left, conformal intervals.
+"""Fitting the constants: robust least squares for physics, boosted trees for what is left.
 
 Needs scipy (the `fit` extra); nothing at prediction time does.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.plan.artifact import VERSION, Artifact, Quality, tables
-from shoal.plan.boost import BoostSettings, Index, fit_trees
+from shoal.plan.boost import BoostSettings, fit_trees
 from shoal.plan.engine_constants import (
     GROUPS,
     NAMES,
@@ -20,24 +18,16 @@ from shoal.plan.engine_constants import (
     from_link,
     to_link,
 )
-from shoal.plan.estimator import (
-    Array,
-    Predictions,
-    ServingEstimator,
-    feature_table,
-)
-from shoal.plan.fit_cases import Cases, cases_of
-from shoal.plan.fit_quality import fit_interval, quality_of
+from shoal.plan.estimator import Array, feature_table
+from shoal.plan.fit_cases import Cases
 from shoal.plan.numeric import ARRAY
-from shoal.plan.residual import FEATURES, Ensemble
-from shoal.plan.rows import Row, distinct
+from shoal.plan.residual import Ensemble
 from shoal.plan.serving import closed_loop
 
 TPOT_NOISE, TTFT_NOISE = 0.1, 0.3
 """Residuals (in the logarithm) beyond which a row counts linearly, not squared."""
 SHRINKAGE = 3.0
 OFFSET_SHRINKAGE = 9.0
-FOLDS = 5
 _STEP = 1e-4
 
 
@@ -157,7 +147,7 @@ class Correction:
 
 
 TPOT_TREES = BoostSettings(clip=0.2)
-TTFT_TREES = BoostSettings(clip=0.4)
+TTFT_TREES = BoostSettings(trees=120, clip=0.4)
 
 
 def fit_correction(cases: Cases, evaluations: int = 25) -> Correction:
@@ -169,91 +159,3 @@ def fit_correction(cases: Cases, evaluations: int = 25) -> Correction:
         fit_trees(table, tpot, cases.weight, cases.group, TPOT_TREES),
         fit_trees(table, ttft, cases.weight, cases.group, TTFT_TREES),
     )
-
-
-def folds_of(cases: Cases, folds: int = FOLDS) -> Index:
-    """A fold for each case, whole groups at a time, dealt largest first to the emptiest fold."""
-    mass = np.bincount(cases.group, cases.weight)
-    filled = np.zeros(folds)
-    fold_of_group = np.zeros(len(mass), dtype=np.intp)
-    for group in np.argsort(-mass, kind="stable"):
-        fold = int(np.argmin(filled))
-        fold_of_group[group] = fold
-        filled[fold] += mass[group]
-    return fold_of_group[cases.group]
-
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """An artifact and the held-out predictions that its intervals were set by."""
-
-    artifact: Artifact
-    held_out: Predictions
-    """One a distinct case, from the fold that had not seen its group."""
-    cases: Cases
-
-
-@dataclass(frozen=True, slots=True)
-class _Folds:
-    """Cases, how often each occurs, their folds, and a fit that left each fold out."""
-
-    cases: Cases
-    counts: Array
-    fold: Index
-    parts: tuple[Correction, ...]
-
-
-def _fold_fits(rows: Sequence[Row], by_name: bool, evaluations: int) -> _Folds:
-    merged = distinct(rows, by_name)
-    cases = cases_of([row for row, _ in merged], [count**0.5 for _, count in merged], by_name)
-    fold = folds_of(cases)
-    parts = tuple(fit_correction(cases.take(fold != f), evaluations) for f in range(FOLDS))
-    return _Folds(cases, np.array([count for _, count in merged]), fold, parts)
-
-
-def fit_rows(rows: Sequence[Row], source: str, date: str, evaluations: int = 25) -> Fit:
-    """The whole fit: physics and trees on all rows, five folds, intervals, quality."""
-    folds = _fold_fits(rows, False, evaluations)
-    named = _fold_fits(rows, True, evaluations)
-    cases, counts, fold = folds.cases, folds.counts, folds.fold
-    whole = fit_correction(cases, evaluations)
-    outside = [part.residuals(cases) for part in folds.parts]
-    tpot, ttft, table = whole.residuals(cases)
-    tpot_scale, tpot_base, tpot_interval = fit_interval(
-        table, tpot, np.choose(fold, [o[0] for o in outside]), cases, counts
-    )
-    ttft_scale, ttft_base, ttft_interval = fit_interval(
-        table, ttft, np.choose(fold, [o[1] for o in outside]), cases, counts
-    )
-
-    def artifact(part: Correction, quality: dict[str, Quality]) -> Artifact:
-        return Artifact(
-            version=VERSION, fitted=date, source=source, base=part.physics.base, offsets=part.physics.offsets,
-            features=FEATURES, tpot_trees=tables(part.tpot), ttft_trees=tables(part.ttft),
-            tpot_scale=tables(tpot_scale), ttft_scale=tables(ttft_scale), scale_base=(tpot_base, ttft_base),
-            tpot_interval=tpot_interval, ttft_interval=ttft_interval, quality=quality,
-        )  # fmt: skip
-
-    def held_out(f: _Folds) -> Predictions:
-        return _assemble([predict_cases(artifact(part, {}), f.cases) for part in f.parts], f.fold)
-
-    inside, held = predict_cases(artifact(whole, {}), cases), held_out(folds)
-    quality = {
-        "in_sample": quality_of(inside, cases, counts),
-        "five_fold": quality_of(held, cases, counts),
-        "five_fold_by_name": quality_of(held_out(named), named.cases, named.counts),
-    }
-    return Fit(artifact(whole, quality), held, cases)
-
-
-def predict_cases(artifact: Artifact, cases: Cases) -> Predictions:
-    """What a set of constants predicts for the cases."""
-    estimator = ServingEstimator(artifact)
-    k = Physics(artifact.base, artifact.offsets).constants(cases)
-    return estimator.evaluate(cases.work, cases.first, cases.load, k, cases.kind, cases.width)
-
-
-def _assemble(parts: Sequence[Predictions], fold: Index) -> Predictions:
-    names = [name for name in Predictions.__dataclass_fields__ if name != "outcome"]
-    columns = {name: np.choose(fold, [getattr(part, name) for part in parts]) for name in names}
-    return Predictions(**columns, outcome=parts[0].outcome)

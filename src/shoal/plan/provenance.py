@@ -4,9 +4,12 @@ from dataclasses import dataclass
 
 from shoal.plan.artifact import shipped
 from shoal.plan.cautions import footprint
+from shoal.plan.deployment import Deployment, Pool
 from shoal.plan.designs import Design
+from shoal.plan.intervals import LEVELS, familiarity
 from shoal.plan.question import Question
 from shoal.plan.words import milliseconds, per_million, seconds, usd
+from shoal.plan.work import model_work
 from shoal.specs.hardware import Figure, FigureClass
 
 
@@ -31,13 +34,7 @@ def sourced(question: Question, design: Design) -> tuple[Sourced, ...]:
             "KV cache at the peak", f"{held.cache / 1e9:,.1f} GB", "calculated", "layers × heads × width × tokens"
         )
     )
-    quality = shipped().quality.get("five_fold")
-    fit = f"roofline model fitted to {quality.rows:,} measured rows" if quality else "roofline model"
-    if quality:
-        tpot = f"{fit}; median error {quality.tpot_median:.0%} on models and machines left out"
-        ttft = f"{fit}; median error {quality.ttft_median:.0%} on models and machines left out"
-    else:
-        tpot = ttft = fit
+    tpot, ttft = _fit_sources(question, design)
     found.append(Sourced("TPOT", milliseconds(design.tpot), "calculated", tpot))
     found.append(Sourced("TTFT", seconds(design.ttft), "calculated", ttft))
     if design.cost is not None:
@@ -50,6 +47,28 @@ def sourced(question: Question, design: Design) -> tuple[Sourced, ...]:
             Sourced("power, at most", text, "calculated", "rated power × devices; hosts and cooling left out")
         )
     return tuple(found)
+
+
+_LEFT_OUT = dict(zip(LEVELS, ("rows", "machines", "models", "engines", "generations of hardware"), strict=True))
+
+
+def _fit_sources(question: Question, design: Design) -> tuple[str, str]:
+    """(TPOT, TTFT): the fit, and its error where it stood as far from its rows as this design does."""
+    found = shipped()
+    template = Deployment(
+        model_work(question.model), design.accelerator, design.weights.precision, design.engine,
+        Pool(design.layout), question.workload.input.mean, question.workload.output.mean, 1.0,
+    )  # fmt: skip
+    level = LEVELS[int(familiarity(template, found.seen, found.engines).level)]
+    left_out = _LEFT_OUT[level]
+    quality = found.quality.get(left_out.split()[0], {}).get("workers known")
+    if quality is None:
+        return "roofline model", "roofline model"
+    fit = f"roofline model fitted to {found.quality['nothing']['all'].rows:,} measured rows; median error"
+    return (
+        f"{fit} {quality.tpot_median:.0%} on {left_out} left out",
+        f"{fit} {quality.ttft_median:.0%} on {left_out} left out",
+    )
 
 
 def _used(name: str, question: Question) -> bool:

@@ -86,10 +86,11 @@ class Ensemble:
         total = np.zeros(len(table))
         columns = np.ascontiguousarray(table.T)
         for tree in self.trees:
-            leaf = np.zeros(len(table), dtype=np.intp)
+            # Bytes, not words: a search asks millions of these questions, and memory traffic is what they cost.
+            leaf = np.zeros(len(table), dtype=np.uint8)
             for level, (feature, threshold) in enumerate(tree.splits):
-                leaf |= (columns[feature] > threshold).astype(np.intp) << level
-            total += np.asarray(tree.leaves)[leaf]
+                leaf |= (columns[feature] > threshold).view(np.uint8) << np.uint8(level)
+            total += np.asarray(tree.leaves).take(leaf)
         return total
 
 

@@ -8,26 +8,29 @@ from typing import TextIO
 
 import numpy as np
 
+from shoal.plan.deployment import load_of, stack_loads
 from shoal.plan.estimator import Array, Predictions, ServingEstimator
+from shoal.plan.intervals import REGIMES, regimes_of
 from shoal.plan.rows import Row
 from shoal.specs.errors import SpecError
-
-REGIMES = ("idle", "loaded", "memory-bound", "split", "split, workers assumed")
 
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Absolute relative errors, as fractions of the measured value, and the share of rows inside the interval."""
+    """Absolute relative errors, as fractions of the measured value, the share of rows inside the interval, and the
+    median of the interval's upper over its lower end."""
 
     median_error: float
     mean_error: float
     coverage90: float
+    width: float
 
     def as_dict(self) -> dict[str, float]:
         return {
             "median_error": self.median_error,
             "mean_error": self.mean_error,
             "coverage90": self.coverage90,
+            "width": self.width,
         }
 
 
@@ -53,7 +56,7 @@ class Score:
     answered: int
     total: Slice
     by: Mapping[str, Mapping[str, Slice]]
-    """dimension (`model`, `system`, `backend`, `mode`, `regime`) → value → its rows."""
+    """dimension (`model`, `system`, `backend`, `mode`, `generation`, `workers`, `regime`) → value → its rows."""
 
     def as_dict(self) -> dict[str, object]:
         """What `--json` prints."""
@@ -73,12 +76,16 @@ def score_rows(rows: Sequence[Row], estimator: ServingEstimator) -> Score:
     found = estimator.many([row.deployment for row in rows])
     truth = np.array([row.ttft for row in rows]), np.array([row.tpot for row in rows])
     answered = np.isfinite(found.ttft) & np.isfinite(found.tpot) & (found.ttft > 0) & (found.tpot > 0)
-    regimes = tuple(_regime(row, i, found) for i, row in enumerate(rows))
+    loads = stack_loads([load_of(row.deployment) for row in rows])
+    regimes = tuple(REGIMES[number] for number in regimes_of(loads, found.outcome).tolist())
+    known = [name != "split, workers assumed" for name in regimes]
     keys: dict[str, list[str]] = {
         "model": [row.model for row in rows],
         "system": [row.system for row in rows],
         "backend": [row.backend for row in rows],
         "mode": [row.mode for row in rows],
+        "generation": [row.deployment.accelerator.architecture for row in rows],
+        "workers": ["known" if k else "assumed" for k in known],
         "regime": list(regimes),
     }
     by = {
@@ -89,17 +96,6 @@ def score_rows(rows: Sequence[Row], estimator: ServingEstimator) -> Score:
     return Score(tuple(rows), found, regimes, int(answered.sum()), everything, by)
 
 
-def _regime(row: Row, index: int, found: Predictions) -> str:
-    """Where the row stands: `memory-bound` when more is offered than the KV memory admits, by our own account."""
-    d = row.deployment
-    if d.prefill is not None:
-        return "split, workers assumed" if d.assumed else "split"
-    out = found.outcome
-    if out.offered[index] > 0.9 * out.admitted[index]:
-        return "memory-bound"
-    return "loaded" if out.offered[index] > 16 else "idle"
-
-
 def _slice(found: Predictions, truth: tuple[Array, Array], mask: Array) -> Slice:
     def errors(name: str, measured: Array) -> Errors:
         mean, low, high = (getattr(found, name + suffix)[mask] for suffix in ("", "_low", "_high"))
@@ -107,8 +103,9 @@ def _slice(found: Predictions, truth: tuple[Array, Array], mask: Array) -> Slice
         error = np.abs(mean / true - 1.0)
         inside = (low <= true) & (true <= high)
         return Errors(
-            round(float(np.median(error)), 4), round(float(np.mean(error)), 4), round(float(np.mean(inside)), 4)
-        )
+            round(float(np.median(error)), 4), round(float(np.mean(error)), 4), round(float(np.mean(inside)), 4),
+            round(float(np.median(high / low)), 2),
+        )  # fmt: skip
 
     return Slice(int(mask.sum()), errors("tpot", truth[1]), errors("ttft", truth[0]))
 

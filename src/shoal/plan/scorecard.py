@@ -1,6 +1,7 @@
 """The scorecard: a score as text for a terminal, and as the committed page."""
 
 import datetime
+from collections.abc import Mapping
 
 from shoal.plan.artifact import Artifact, Quality
 from shoal.plan.estimator import ServingEstimator
@@ -17,13 +18,15 @@ def _cells(found: Slice) -> list[str]:
         _percent(found.tpot.median_error),
         _percent(found.tpot.mean_error),
         _percent(found.tpot.coverage90),
+        f"{found.tpot.width:.2f}",
         _percent(found.ttft.median_error),
         _percent(found.ttft.mean_error),
         _percent(found.ttft.coverage90),
+        f"{found.ttft.width:.2f}",
     ]
 
 
-_HEADINGS = ("rows", "TPOT median", "mean", "in 90 %", "TTFT median", "mean", "in 90 %")
+_HEADINGS = ("rows", "TPOT median", "mean", "in 90 %", "width", "TTFT median", "mean", "in 90 %", "width")
 
 
 def table(score: Score) -> str:
@@ -51,32 +54,49 @@ def _markdown_table(heading: str, rows: list[tuple[str, ...]]) -> list[str]:
     ]
 
 
-_TITLES = {
-    "in_sample": "in sample",
-    "five_fold": "five-fold, unseen architecture on system",
-    "five_fold_by_name": "five-fold, unseen model name on system",
+_TITLES: Mapping[str, str] = {
+    "nothing": "In sample",
+    "rows": "A quarter of the rows left out",
+    "machines": "Whole machines left out",
+    "models": "Whole models left out",
+    "engines": "Whole engines left out",
+    "generations": "Whole generations of hardware left out",
 }
+"""What a fit left out, as a heading."""
 
 
 def _quality_row(name: str, q: Quality) -> tuple[str, ...]:
-    values = (q.tpot_median, q.tpot_mean, q.tpot_coverage, q.ttft_median, q.ttft_mean, q.ttft_coverage)
-    return (_TITLES.get(name, name), f"{q.rows:,}", *map(_percent, values))
+    tpot = (_percent(q.tpot_median), _percent(q.tpot_mean), _percent(q.tpot_coverage), f"{q.tpot_width:.2f}")
+    ttft = (_percent(q.ttft_median), _percent(q.ttft_mean), _percent(q.ttft_coverage), f"{q.ttft_width:.2f}")
+    return (name, f"{q.rows:,}", *tpot, *ttft)
 
 
 def _fit(artifact: Artifact) -> list[str]:
-    rows = [_quality_row(name, quality) for name, quality in artifact.quality.items()]
-    return [
+    lines = [
         "## The fit",
         "",
         f"Constants fitted {artifact.fitted} to {artifact.source}.",
         "",
-        *_markdown_table("", rows),
-        "Five-fold: the rows are dealt into five parts by (model, system); each part is predicted by a fit that saw"
-        " no row of its models on its machines. Grouped by architecture, names that share one (DeepSeek-R1 and V3,"
-        " a checkpoint and its quantizations) count as one model, because the same measurement is published under"
-        " several names; grouped by name, such copies leak between folds, which flatters.",
+        *_markdown_table("", [_quality_row(_TITLES[n].lower(), q["all"]) for n, q in artifact.quality.items()]),
+        "Each line but the first is of predictions by fits that did not see the row: one fit for every machine,"
+        " model"
+        " (names that share an architecture, such as DeepSeek-R1 and V3 or a checkpoint and its quantizations,"
+        " are one),"
+        " engine or generation, which is left out whole. What a deployment has in common with the measured rows"
+        " decides"
+        " which of these its interval comes from: a measured model on a measured machine gets the narrow one of"
+        " rows left"
+        " out, an unmeasured machine that of machines left out, and so on. The intervals that the held-out rows"
+        " are held"
+        " against are those of the other folds, widened by one factor for each regime; in regimes with few rows the"
+        " coverage is rough.",
         "",
     ]
+    for name in ("machines", "models"):
+        if name in artifact.quality:
+            slices = [_quality_row(key, q) for key, q in artifact.quality[name].items()]
+            lines += [f"### {_TITLES[name]}", "", *_markdown_table("", slices)]
+    return lines
 
 
 def scorecard(score: Score, estimator: ServingEstimator, source: str) -> str:
@@ -89,7 +109,8 @@ def scorecard(score: Score, estimator: ServingEstimator, source: str) -> str:
         f" `shoal plan score {source} --markdown docs/scorecard.md`.",
         "",
         'Errors are absolute and relative to the measured value; "in 90 %" is the share of rows inside the'
-        " interval that should hold 90 %. TTFT and TPOT are means over a closed-loop run at the row's"
+        ' interval that should hold 90 %; "width" is the median of an interval\'s upper over its lower end.'
+        " TTFT and TPOT are means over a closed-loop run at the row's"
         " offered concurrency.",
         "",
         *_fit(estimator.artifact),

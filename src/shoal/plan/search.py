@@ -13,20 +13,12 @@ from typing import Literal
 import numpy as np
 
 from shoal.plan.candidates import Candidate, gate
+from shoal.plan.capacity import Capacity, capacity, load_of_replica, rate_at, replicas_needed
 from shoal.plan.cost import bill, demand, rank, whole
 from shoal.plan.designs import BestPossible, Design, FrontPoint, Limit, Miss, Plan, Rejection
+from shoal.plan.load_grid import Grid, measure_grid
 from shoal.plan.question import Question
-from shoal.plan.sizing import (
-    Array,
-    CandidateTable,
-    Capacity,
-    Grid,
-    Times,
-    capacity,
-    grid,
-    load_of_replica,
-    replicas_needed,
-)
+from shoal.plan.sizing import Array, CandidateTable, Pick, Times
 from shoal.plan.splitting import split_designs
 from shoal.plan.step_time import Estimate
 from shoal.plan.work import model_work
@@ -45,11 +37,11 @@ def search(question: Question) -> Plan:
     if not held:
         return Plan(question, (), _rejections(missed), (), considered, _no_memory(question, missed), tuple(missed))
     table = CandidateTable(question, held, model_work(question.model))
-    measured = grid(table)
+    measured = measure_grid(table)
     ends = {end: capacity(question, measured, end) for end in ("mean", "low", "high")}
     designs, late = ([], []) if question.split == "only" else _aggregated(table, measured, ends)
     if question.split != "never":
-        designs += split_designs(table, measured)
+        designs += split_designs(table)
     missed += late
     ranked = list(rank(designs))
     places = {_identity(c): index for index, c in enumerate(held)}
@@ -75,7 +67,8 @@ def _aggregated(
     ]
     if not len(alive):
         return [], missed
-    times = table.evaluate(alive, load[alive])
+    times = _rows_of(measured.at(load), alive)
+    rates = rate_at(question, measured, load)
     others = {end: replicas_needed(question, ends[end]) for end in ("low", "high")}
     designs: list[Design] = []
     for at, index in enumerate(alive.tolist()):
@@ -97,23 +90,27 @@ def _aggregated(
             continue
         spread = tuple(float(others[end][index]) for end in ("low", "high"))
         designs.append(
-            _design(question, c, index, at, int(needed[index]), spread, load, times, sized_by, ends["high"])
+            _design(
+                question, c, index, at, int(needed[index]), spread, (load, rates), times, sized_by, ends["high"]
+            )
         )
     return designs, missed
 
 
 def _design(
     question: Question, c: Candidate, index: int, at: int, needed: int, spread: tuple[float, ...],
-    load: Array, times: Times, sized: Capacity, high: Capacity,
+    loads: tuple[Array, Array], times: Times, sized: Capacity, high: Capacity,
 ) -> Design:  # fmt: skip
     world, replicas = c.layout.world, needed + question.spares
     ttft, tpot = estimates(times, at)
     output = question.workload.output.mean
-    users = float(load[index]) * replicas
-    if question.workload.users is not None and question.workload.rate is None:
-        users = question.workload.users
-    speed = Estimate(*(users * output / (t + (output - 1) * p) for t, p in (
-        (ttft.mean, tpot.mean), (ttft.high, tpot.high), (ttft.low, tpot.low))))  # fmt: skip
+    load, rate = (float(values[index]) for values in loads)
+    # Fewer users than replicas leave some idle.
+    busy = min(replicas, question.workload.users or replicas) if question.workload.rate is None else replicas
+    done = rate * output * busy
+    taken, quick, late = (t + (output - 1) * p for t, p in (
+        (ttft.mean, tpot.mean), (ttft.low, tpot.low), (ttft.high, tpot.high)))  # fmt: skip
+    speed = Estimate(done, done * taken / late, done * taken / quick)
     slow = spread[1] if np.isfinite(spread[1]) else needed * tpot.high / tpot.mean
     range_ = (whole(min(spread[0], needed)) * world, needed * world, whole(max(slow, needed)) * world)
     asked = demand(question, speed.mean)
@@ -122,7 +119,7 @@ def _design(
     return Design(
         accelerator=c.accelerator, engine=c.engine.engine, engine_since=c.engine.since, weights=c.weights,
         kv_dtype=c.kv_dtype, layout=c.layout, replicas=replicas, spares=question.spares, prefill=None,
-        prefill_replicas=0, load=float(load[index]), capacity=int(sized.requests[index]),
+        prefill_replicas=0, load=load, capacity=int(sized.requests[index]),
         limit=limit_of(question, c, sized, index), memory_batch=c.batch, ttft=ttft, tpot=tpot,
         tokens_per_second=speed, demand=asked, front=(), needed=range_, cost=cost, energy=energy,
         sure=bool(high.requests[index] >= 1) and _sure(question, ttft, tpot),
@@ -170,8 +167,11 @@ def _with_front(
 
 
 def _rows(measured: Grid, rows: slice) -> Grid:
-    times = Times(*(getattr(measured.times, name)[rows] for name in Times.__slots__))
-    return Grid(measured.load[rows], times)
+    return Grid(measured.load[rows], _rows_of(measured.times, rows))
+
+
+def _rows_of(times: Times, rows: slice | Pick) -> Times:
+    return Times(*(getattr(times, name)[rows] for name in Times.__slots__))
 
 
 def _curve(question: Question, held: Sequence[Candidate], measured: Grid) -> tuple[Array, Array]:

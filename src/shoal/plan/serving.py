@@ -7,6 +7,8 @@ queue of prefills before one's own, and, split, a prefill pool whose rate may bo
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from shoal.plan.engine_constants import Constants
 from shoal.plan.numeric import ARRAY, Ops, Real
 from shoal.plan.pool_work import PoolWork, cache_room
@@ -118,11 +120,15 @@ def closed_loop(work: PoolWork, first: PoolWork, k: Constants, load: Load, ops: 
 
 
 def _both(work: PoolWork, first: PoolWork, k: Constants, load: Load, prefill: Real) -> Outcome:
+    is_split = np.asarray(load.split) > 0.5
+    if not is_split.any():
+        return _aggregated(work, k, load, prefill, ARRAY)
+    if is_split.all():
+        return _split(work, first, k, load, prefill, ARRAY)
     whole = _aggregated(work, k, load, prefill, ARRAY)
     parted = _split(work, first, k, load, prefill, ARRAY)
-    split = load.split > 0.5
 
     def pick(name: str) -> Real:
-        return ARRAY.where(split, getattr(parted, name), getattr(whole, name))
+        return ARRAY.where(is_split, getattr(parted, name), getattr(whole, name))
 
     return Outcome(*(pick(name) for name in Outcome.__dataclass_fields__))

@@ -1,92 +1,100 @@
 """Prefill and decode in pools of their own: which layouts for each, and how many workers.
 
-A decode pool answers for TPOT and a prefill pool for TTFT, so each is chosen by what it does a device; the few best
-of both are then evaluated together, hand-off included, with the numbers of workers that the traffic needs.
+A decode pool answers for TPOT and a prefill pool for TTFT, so each is chosen by what it does per device. The best
+of both are evaluated together, hand-off included, as `_Option`s: so many users for each decoding worker, and so
+much of a prefill worker for each user. An option knows nothing of the size of the fleet; the users then say how
+many workers of either kind, so that more users never take fewer.
 """
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from shoal.plan.capacity import capacity, usable_requests
 from shoal.plan.collectives import hand_off
 from shoal.plan.cost import bill, demand
 from shoal.plan.designs import Design
 from shoal.plan.kv import sequence_curve
+from shoal.plan.load_grid import measure_grid, over_lengths
 from shoal.plan.numeric import ARRAY
-from shoal.plan.sizing import Array, CandidateTable, Grid, Pick, Times
+from shoal.plan.question import MAX_DEVICES
+from shoal.plan.sizing import Array, CandidateTable, Pick, Times
 from shoal.plan.step_time import Estimate, prefill_terms
 
-PER_POOL = 3
-"""Layouts of each pool that are tried together."""
-PREFILL_MARGINS = (1.0, 1.25, 1.6, 2.2)
+PREFILL_LAYOUTS = 2
+"""Layouts of the prefill pool that are tried, of each accelerator and way of storing."""
+TPOT_LADDER = (0.01, 0.02, 0.04, 0.08, math.inf)
+PER_TARGET = 2
+"""The layouts with most users per device at each of these targets (seconds), up to the first beyond the
+question's, are tried for decoding: what a stricter question tries, a laxer one tries too."""
+LOADS = tuple(math.floor(2.0 ** (step / 2)) for step in range(40))
+"""Users of one decoding worker that are tried, beside its capacity: fixed, for the same reason."""
+LOADS_BELOW = 8.0
+"""Loads less than its capacity by more than this factor are left out, but for a single request."""
+PREFILL_MARGINS = (1.0, 1.4, 2.0)
 """Prefill workers over what the mean rate needs: queues ask for more."""
-_ENDS = ("ttft", "tpot", "ttft_low", "ttft_high", "tpot_low", "tpot_high")
+_MANY = 1e6
 
 
 @dataclass(frozen=True, slots=True)
-class _Pair:
+class _Option:
     decode: int
     prefill: int
+    load: float
+    """Users of one decoding worker."""
+    usable: float
+    """Of these, what the headroom leaves."""
+    each: float
+    """Prefill workers per user, headroom left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sized:
+    """An option with the workers that the peak takes."""
+
+    option: _Option
+    row: int
+    users: float
     workers: int
     prefill_workers: int
+    devices: int
 
 
-def split_designs(table: CandidateTable, measured: Grid) -> list[Design]:
-    """Split designs that meet the targets, the cheapest numbers of workers for each pair of layouts."""
-    pairs = list(_pairs(table, measured))
-    if not pairs:
+def split_designs(table: CandidateTable) -> list[Design]:
+    """Split designs that meet the targets, the fewest devices for each pair of layouts."""
+    options = list(_options(table))
+    if not options:
         return []
     question = table.question
-    decode = np.array([pair.decode for pair in pairs])
-    prefill = np.array([pair.prefill for pair in pairs])
-    spares = question.spares
-    workers = np.array([float(pair.workers + spares) for pair in pairs])
-    first = np.array([float(pair.prefill_workers + spares) for pair in pairs])
-    users = np.full(len(pairs), _in_flight(table))
-    times = _with_hand_off(table, prefill, table.evaluate_split(decode, prefill, users, workers, first))
+    times = _canonical_times(table, options)
     slo, end = question.slo, "high" if question.assurance == "high" else "mean"
     ttft, tpot = times.at(end)
-    good = np.ones(len(pairs), dtype=bool)
+    good = np.ones(len(options), dtype=bool)
     if slo.ttft is not None:
         good &= ttft <= slo.ttft
     if slo.tpot is not None:
         good &= tpot <= slo.tpot
-    served = users * question.workload.output.mean / _taken(table, times)
-    if question.workload.rate is not None:
-        good &= served >= question.workload.rate * question.workload.output.mean
-    best: dict[tuple[int, int], int] = {}
+    limit = question.max_devices or MAX_DEVICES
+    best: dict[tuple[int, int], _Sized] = {}
     for row in np.flatnonzero(good):
-        key = (pairs[row].decode, pairs[row].prefill)
-        if key not in best or _devices(table, pairs[row]) < _devices(table, pairs[best[key]]):
-            best[key] = int(row)
-    made = [_design(table, pairs[row], row, times, float(users[row])) for row in best.values()]
-    limit = question.max_devices
-    return [design for design in made if limit is None or design.devices <= limit]
+        sized = _size(table, options[row], times, int(row))
+        if sized.devices > limit:
+            continue
+        key = (sized.option.decode, sized.option.prefill)
+        if key not in best or _preference(sized) < _preference(best[key]):
+            best[key] = sized
+    return [_design(table, sized, times) for sized in best.values()]
 
 
-def _in_flight(table: CandidateTable) -> float:
-    """Requests in flight at the peak: given, or from the rate by Little's law at the targets' (or usual) times."""
-    load, slo = table.question.workload, table.question.slo
-    if load.users is not None:
-        return load.users
-    assert load.rate is not None
-    return max(1.0, load.rate * ((slo.ttft or 1.0) + load.output.mean * (slo.tpot or 0.03)))
+def _preference(sized: _Sized) -> tuple[float, ...]:
+    """Fewest devices; of the options that these serve, the least loaded is what they will see."""
+    return sized.devices, sized.option.load, -sized.option.each
 
 
-def _taken(table: CandidateTable, times: Times) -> Array:
-    taken: Array = times.ttft + (table.question.workload.output.mean - 1.0) * times.tpot
-    return taken
-
-
-def _devices(table: CandidateTable, pair: _Pair) -> int:
-    first = table.candidates[pair.prefill].layout.world * pair.prefill_workers
-    return table.candidates[pair.decode].layout.world * pair.workers + first
-
-
-def _pairs(table: CandidateTable, measured: Grid) -> Iterator[_Pair]:
-    """Numbers of workers for the most promising layouts of every accelerator, weights and cache."""
+def _options(table: CandidateTable) -> Iterator[_Option]:
+    """Loads and prefill shares for the most promising layouts of every accelerator, weights and cache."""
     question = table.question
     groups: dict[tuple[str, str, str], list[int]] = {}
     for index, c in enumerate(table.candidates):
@@ -94,43 +102,95 @@ def _pairs(table: CandidateTable, measured: Grid) -> Iterator[_Pair]:
         # A hand-off needs a wire between the pools: a network, or a scale-up domain that holds both.
         if c.accelerator.nic is not None or 2 * c.layout.world <= domain:
             groups.setdefault((c.accelerator.name, c.weights.name, c.kv_dtype), []).append(index)
-    per_worker, decode_only = _decode_capacity(table, measured)
-    rates = _prefill_rates(table)
-    users, output = _in_flight(table), question.workload.output.mean
-    usable = np.maximum(np.floor(per_worker * (1 - question.headroom)), 1.0)
-    for members in groups.values():
-        rows = np.array(members)
-        able = rows[per_worker[rows] >= 1]
-        if not len(able):
-            continue
-        decode_order = np.argsort(-(usable / table.world)[able], kind="stable")[:PER_POOL]
-        prefill_order = np.argsort(-(rates / table.world)[rows], kind="stable")[:PER_POOL]
-        for i in able[decode_order]:
-            workers = math.ceil(users / usable[i])
-            rate = question.workload.rate or users / (output * float(decode_only[i]))
-            for j in rows[prefill_order]:
-                counts = {math.ceil(rate / float(rates[j]) * margin) for margin in PREFILL_MARGINS}
-                for count in sorted(counts):
-                    yield _Pair(int(i), int(j), workers, count)
+
+    rates, output = _prefill_rates(table), question.workload.output.mean
+    pools = [_pool_layouts(table, np.array(members), rates) for members in groups.values()]
+    picked = np.unique(np.concatenate([decode for decode, _ in pools])) if pools else np.zeros(0, dtype=np.intp)
+    if not len(picked):
+        return
+
+    def decode_only(rows: Pick, load: Array, length: float) -> Times:
+        ones = np.ones(len(rows))
+        return table.evaluate_split(rows, rows, load, ones, _MANY * ones, length)
+
+    measured = measure_grid(table, decode_only, picked)
+    end = "high" if question.assurance == "high" else "mean"
+    held = capacity(replace(question, slo=replace(question.slo, ttft=None)), measured, end).requests
+    place = {int(index): at for at, index in enumerate(picked)}
+    tried = [_loads_of(float(most)) for most in held]
+    width = max(len(loads) for loads in tried)
+    if not width:
+        return
+    padded = np.array([[*loads, *[1.0] * (width - len(loads))] for loads in tried])
+    token = np.stack([measured.at(padded[:, n]).at(end)[1] for n in range(width)], axis=1)
+    usable = usable_requests(question, padded)
+    for decode, prefill in pools:
+        for i in decode:
+            at = place[int(i)]
+            for n, load in enumerate(tried[at]):
+                for j in prefill:
+                    each = 1.0 / (output * float(token[at, n]) * float(rates[j]))
+                    for margin in PREFILL_MARGINS:
+                        yield _Option(int(i), int(j), load, float(usable[at, n]), margin * each)
 
 
-def _decode_capacity(table: CandidateTable, measured: Grid) -> tuple[Array, Array]:
-    """Requests that a worker that only decodes takes within TPOT, and its seconds a token there."""
-    question, count = table.question, len(table.candidates)
-    rows = np.repeat(np.arange(count), measured.load.shape[1])
-    loads = measured.load.ravel()
-    many = np.full(len(rows), 1e6)
-    times = table.evaluate_split(rows, rows, loads, np.ones(len(rows)), many)
-    _, tpot = times.at("high" if question.assurance == "high" else "mean")
-    shaped = np.maximum.accumulate(tpot.reshape(measured.load.shape), axis=1)
-    meets = np.ones(shaped.shape, dtype=bool) if question.slo.tpot is None else shaped <= question.slo.tpot
-    last = np.where(meets.any(axis=1), meets.shape[1] - 1 - meets[:, ::-1].argmax(axis=1), 0)
-    at = np.arange(count)
-    return np.where(meets.any(axis=1), np.floor(measured.load[at, last] * (1 + 1e-9)), 0.0), shaped[at, last]
+def _loads_of(most: float) -> list[float]:
+    """Loads to try of a worker that takes `most` requests; none where it takes none."""
+    if most < 1:
+        return []
+    return sorted({1.0, most, *(float(load) for load in LOADS if most / LOADS_BELOW <= load < most)})
+
+
+def _pool_layouts(table: CandidateTable, rows: Pick, rates: Array) -> tuple[Pick, Pick]:
+    """The layouts with most tokens per second and device: to decode within TPOT, and to prefill.
+
+    By physics alone, which ranks layouts of one accelerator well and costs little.
+    """
+    question = table.question
+    prefill = rows[np.argsort(-(rates / table.world)[rows], kind="stable")[:PREFILL_LAYOUTS]]
+    loads = np.minimum(2.0 ** np.arange(18)[None, :], table.largest[rows][:, None])
+    step = table.decode_seconds(np.repeat(rows, loads.shape[1]), loads.ravel()).reshape(loads.shape)
+    target = question.slo.tpot or math.inf
+    decode: list[int] = []
+    for rung, limit in enumerate(TPOT_LADDER):
+        if rung and TPOT_LADDER[rung - 1] >= target:
+            break
+        most = np.where(step <= limit, loads, 0.0).max(axis=1) / table.world[rows]
+        decode += [int(rows[n]) for n in np.argsort(-most, kind="stable")[:PER_TARGET] if most[n] > 0]
+    return np.array(list(dict.fromkeys(decode)), dtype=np.intp), prefill
+
+
+def _canonical_times(table: CandidateTable, options: list[_Option]) -> Times:
+    """Times of each option in a fleet just large enough for one worker of either kind."""
+    decode = np.array([o.decode for o in options])
+    prefill = np.array([o.prefill for o in options])
+    load = np.array([o.load for o in options])
+    first = load * np.array([o.each for o in options])
+    scale = np.maximum(1.0, 1.0 / first)
+    tokens = table.question.workload.input.mean
+
+    def evaluate(length: float) -> Times:
+        return table.evaluate_split(decode, prefill, load * scale, scale, first * scale, length)
+
+    return _with_hand_off(table, prefill, over_lengths(tokens, evaluate))
+
+
+def _size(table: CandidateTable, option: _Option, times: Times, row: int) -> _Sized:
+    """Workers for the peak, the same headroom in both pools; a rate by the users that it keeps in flight."""
+    load, keep = table.question.workload, 1.0 - table.question.headroom
+    users = load.users or 1.0
+    if load.rate is not None:
+        taken = float(times.ttft[row]) + (load.output.mean - 1.0) * float(times.tpot[row])
+        users = max(users, load.rate * taken)
+    workers = max(1, math.ceil(users / option.usable * (1 - 1e-9)))
+    first = max(1, math.ceil(users * option.each / keep * (1 - 1e-9)))
+    decode, prefill = table.candidates[option.decode], table.candidates[option.prefill]
+    devices = decode.layout.world * workers + prefill.layout.world * first
+    return _Sized(option, row, users, workers, first, devices)
 
 
 def _prefill_rates(table: CandidateTable) -> Array:
-    """Prompts a second of one prefill worker of each layout."""
+    """Prompts per second of one prefill worker of each layout."""
     rows: Pick = np.arange(len(table.candidates))
     constants, _, _ = table.parted
     first = table.first(rows)
@@ -142,8 +202,11 @@ def _prefill_rates(table: CandidateTable) -> Array:
 
 def _with_hand_off(table: CandidateTable, prefill: Pick, times: Times) -> Times:
     """TTFT with the time until the cache has moved, sent layer by layer over the prefill worker's own ports."""
-    added = np.array([hand_off_seconds(table, int(j)) for j in prefill])
-    return Times(*(getattr(times, name) + (added if name.startswith("ttft") else 0.0) for name in _ENDS))
+    seconds = {int(j): hand_off_seconds(table, int(j)) for j in np.unique(prefill)}
+    added = np.array([seconds[int(j)] for j in prefill])
+    return replace(
+        times, ttft=times.ttft + added, ttft_low=times.ttft_low + added, ttft_high=times.ttft_high + added
+    )
 
 
 def hand_off_seconds(table: CandidateTable, candidate: int, streamed: bool = True) -> float:
@@ -155,26 +218,27 @@ def hand_off_seconds(table: CandidateTable, candidate: int, streamed: bool = Tru
     return hand_off(moved, c.layout.world // c.layout.dp, link.bandwidth, link.latency or 20e-6, layers)
 
 
-def _design(table: CandidateTable, pair: _Pair, row: int, times: Times, users: float) -> Design:
-    question, decode, first = table.question, table.candidates[pair.decode], table.candidates[pair.prefill]
+def _design(table: CandidateTable, sized: _Sized, times: Times) -> Design:
+    question, row, users = table.question, sized.row, sized.users
+    decode, first = table.candidates[sized.option.decode], table.candidates[sized.option.prefill]
     ttft = Estimate(float(times.ttft[row]), float(times.ttft_low[row]), float(times.ttft_high[row]))
     tpot = Estimate(float(times.tpot[row]), float(times.tpot_low[row]), float(times.tpot_high[row]))
     output, slo = question.workload.output.mean, question.slo
     speed = Estimate(*(users * output / (t + (output - 1) * p) for t, p in (
         (ttft.mean, tpot.mean), (ttft.high, tpot.high), (ttft.low, tpot.low))))  # fmt: skip
-    devices = _devices(table, pair)
+    devices = sized.devices
     quick, slow = devices * tpot.low / tpot.mean, devices * tpot.high / tpot.mean
     needed = (max(1, math.floor(quick)), devices, math.ceil(slow))
-    workers, asked = pair.workers + question.spares, demand(question, speed.mean)
+    asked = demand(question, speed.mean)
     spare = question.spares * (decode.layout.world + first.layout.world)
-    full = math.ceil(users / pair.workers)
     cost, energy = bill(question, decode.accelerator, devices + spare, asked, needed, speed.mean)
     return Design(
         accelerator=decode.accelerator, engine=decode.engine.engine, engine_since=decode.engine.since,
-        weights=decode.weights, kv_dtype=decode.kv_dtype, layout=decode.layout, replicas=workers,
-        spares=question.spares, prefill=first.layout, prefill_replicas=pair.prefill_workers + question.spares,
-        load=users / workers, capacity=full, limit="tpot" if slo.tpot is not None else "memory",
-        memory_batch=decode.batch, ttft=ttft, tpot=tpot, tokens_per_second=speed, demand=asked, front=(),
+        weights=decode.weights, kv_dtype=decode.kv_dtype, layout=decode.layout,
+        replicas=sized.workers + question.spares, spares=question.spares, prefill=first.layout,
+        prefill_replicas=sized.prefill_workers + question.spares, load=users / (sized.workers + question.spares),
+        capacity=max(int(sized.option.load), math.ceil(users / sized.workers)),
+        limit="tpot" if slo.tpot is not None else "memory", memory_batch=decode.batch, ttft=ttft, tpot=tpot,
+        tokens_per_second=speed, demand=asked, front=(), needed=needed, cost=cost, energy=energy,
         sure=(slo.ttft is None or ttft.high <= slo.ttft) and (slo.tpot is None or tpot.high <= slo.tpot),
-        needed=needed, cost=cost, energy=energy,
     )  # fmt: skip

@@ -1,5 +1,6 @@
 """The search: nothing that cannot serve, nothing too small to hold the model, and an order that makes sense."""
 
+import itertools
 from dataclasses import replace
 from functools import lru_cache
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from shoal.plan.api import ask, lengths
 from shoal.plan.candidates import Candidate, gate, shapes
-from shoal.plan.cost import RUNG_WEIGHT, rank, too_close
+from shoal.plan.cost import rank, too_close
 from shoal.plan.designs import Design, Plan
 from shoal.plan.memory import replica_memory
 from shoal.plan.search import search
@@ -75,17 +76,31 @@ def test_sized_for_the_upper_end_takes_no_fewer_devices() -> None:
     assert min(d.devices for d in high.designs) >= min(d.devices for d in mean.designs)
 
 
-def test_order_priced_first_then_groups_then_smallest() -> None:
+def test_order_priced_first_then_by_price_and_groups_are_ties() -> None:
+    """Issue 14, fault 10: price decides across hardware, not the number of devices."""
     plan = llama()
     groups = [entry.group for entry in plan.ranked]
     assert groups == sorted(groups)
     priced = [entry.design.cost is not None for entry in plan.ranked]
     assert priced == sorted(priced, reverse=True)
+    prices = [d.cost.per_million_output.mean for d in plan.designs if d.cost is not None]
+    assert prices == pytest.approx(sorted(prices))
     first = [entry.design for entry in plan.ranked if entry.group == 1]
-    cheapest = min(first, key=lambda d: d.cost.per_million_output.mean if d.cost else 0.0)
-    assert all(too_close(cheapest, d) for d in first)
-    sizes = [d.devices * RUNG_WEIGHT[d.rung - 1] for d in first]
-    assert sizes == sorted(sizes)
+    assert all(too_close(first[0], d) for d in first)
+
+
+def test_what_may_miss_never_ranks_before_what_surely_meets_at_a_tie() -> None:
+    """Issue 14, fault 10."""
+    plan = llama(tpot=0.04)
+    assert len({d.sure for d in plan.designs}) == 2
+    for one, other in itertools.pairwise(plan.ranked):
+        if one.group == other.group:
+            assert one.design.sure == other.design.sure
+        same_price = one.design.cost is not None and other.design.cost is not None and (
+            one.design.cost.per_hour == other.design.cost.per_hour
+        )  # fmt: skip
+        if same_price:
+            assert one.design.sure >= other.design.sure
 
 
 def test_a_dearer_device_never_improves_its_place() -> None:

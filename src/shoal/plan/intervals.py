@@ -1,0 +1,129 @@
+"""How wide a prediction's interval is: by what of it was measured, in which regime, on which class of hardware.
+
+An interval is `[mean·exp(low·s), mean·exp(high·s)]`. `s` is the size of residuals that trees expect for such a
+case; `low` and `high` are quantiles of residual ÷ `s`, taken from residuals of fits that had not seen what the
+case's level of knowledge says is unseen. What is known of a class carries over: a model that was measured on
+other machines gets the residuals of machines left out, not those of a guess.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from shoal.plan.deployment import Deployment
+from shoal.plan.engine_constants import generation_level
+from shoal.plan.numeric import Real
+from shoal.plan.serving import Load, Outcome
+
+LEVELS = ("measured", "machine", "model", "engine", "generation")
+"""What is new about a case, least first: nothing but its load and lengths; the machine, for this model; the
+model; the engine; the machine's generation."""
+REGIMES = ("idle", "loaded", "memory-bound", "split", "split, workers assumed")
+CLASSES = ("hopper", "blackwell")
+"""Kernel generations that have quantiles of their own, shrunk towards those of all."""
+FURTHER = 1.25
+"""Factor on the logarithmic width for each further thing that nobody measured, next to the one that sets the
+level. A
+judgement: no row lacks two."""
+IDLE_REQUESTS = 16.0
+"""Requests in flight for an attention rank, up to which it counts as idle."""
+
+Array = npt.NDArray[np.float64]
+Index = npt.NDArray[np.intp]
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """Quantiles of residual ÷ scale, in the logarithm: [mean·exp(low·s), mean·exp(high·s)] holds 90 %."""
+
+    low: float
+    high: float
+
+
+class IntervalCell(msgspec.Struct, frozen=True):
+    """The quantiles of one level, regime and class of hardware (empty: every other class)."""
+
+    level: str
+    regime: str
+    hardware: str
+    tpot: Interval
+    ttft: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Familiarity:
+    """What of a case was measured; floats, or arrays with one entry per case."""
+
+    level: Real
+    """Place in `LEVELS`."""
+    hardware: Real
+    """Place in `CLASSES`, or their number for any other."""
+    further: Real
+    """Factor on the width for what else is new."""
+
+
+def model_key(d: Deployment) -> str:
+    """A model by its shape: names that share one (R1 and V3, a checkpoint and its quantizations) are one model."""
+    return f"{d.model.hidden}x{d.model.layers}x{d.model.experts}"
+
+
+def familiarity(d: Deployment, seen: Iterable[str], engines: Iterable[str]) -> Familiarity:
+    """What of a deployment was measured. `seen` holds "model key|machine", `engines` the backends of the fit."""
+    pairs = frozenset(seen)
+    models = {pair.partition("|")[0] for pair in pairs}
+    new: list[str] = []
+    if generation_level(d.accelerator.architecture) == "other":
+        new.append("generation")
+    if d.backend not in frozenset(engines):
+        new.append("engine")
+    if d.model.guessed or model_key(d) not in models:
+        new.append("model")
+    elif "generation" not in new and f"{model_key(d)}|{d.accelerator.name}" not in pairs:
+        new.append("machine")
+    level = max((LEVELS.index(name) for name in new), default=0)
+    extra = max(len(new) - 1, 0) + d.model.guessed
+    hardware = CLASSES.index(d.accelerator.architecture) if d.accelerator.architecture in CLASSES else len(CLASSES)
+    return Familiarity(float(level), float(hardware), FURTHER**extra)
+
+
+def stack_familiarity(items: Sequence[Familiarity]) -> Familiarity:
+    """Many cases' knowledge as arrays."""
+    names = Familiarity.__dataclass_fields__
+    return Familiarity(**{name: np.array([getattr(item, name) for item in items], dtype=float) for name in names})
+
+
+def regimes_of(load: Load, out: Outcome) -> Index:
+    """The place in `REGIMES` of each case: `memory-bound` is more than 90 % of what the KV memory admits."""
+    offered, admitted = np.asarray(out.offered), np.asarray(out.admitted)
+    whole = np.where(offered > 0.9 * admitted, 2, np.where(offered > IDLE_REQUESTS, 1, 0))
+    parted = np.where(np.asarray(load.known_workers) > 0.5, 3, 4)
+    return np.where(np.asarray(load.split) > 0.5, parted, whole).astype(np.intp)
+
+
+class IntervalTable:
+    """The cells of an artifact, laid out for look-up by arrays."""
+
+    def __init__(self, cells: Sequence[IntervalCell]) -> None:
+        shape = (len(LEVELS), len(REGIMES), len(CLASSES) + 1)
+        self._quantiles = np.zeros((4, *shape))
+        for cell in sorted(cells, key=lambda c: c.hardware != ""):
+            level, regime = LEVELS.index(cell.level), REGIMES.index(cell.regime)
+            at = slice(None) if cell.hardware == "" else slice(CLASSES.index(cell.hardware), None)
+            last = None if cell.hardware == "" else CLASSES.index(cell.hardware) + 1
+            values = (cell.tpot.low, cell.tpot.high, cell.ttft.low, cell.ttft.high)
+            for row, value in enumerate(values):
+                self._quantiles[row, level, regime, slice(at.start, last)] = value
+
+    def quantiles(self, known: Familiarity, regime: Index) -> Array:
+        """[TPOT low, TPOT high, TTFT low, TTFT high] of each case, widened for what else is new."""
+        level, hardware = np.asarray(known.level, dtype=np.intp), np.asarray(known.hardware, dtype=np.intp)
+        found: Array = self._quantiles[:, level, regime, hardware] * known.further
+        return found
+
+    def spread(self, known: Familiarity, scale: float) -> float:
+        """Half the logarithmic width of a loaded replica's TPOT, as a factor."""
+        low, high, _, _ = self.quantiles(known, np.asarray(REGIMES.index("loaded"))).tolist()
+        return math.exp(0.5 * (high - low) * scale)
