@@ -27,7 +27,7 @@ from attack import ATTACKS, MB, Request, _chat, gaps_of_stream
 from machine import append, describe
 from shoal.engine.options import EngineOptions
 from shoal.http.listening import bind
-from shoal.server.lifecycle import Replica
+from shoal.server.lifecycle import ReplicaServer
 from shoal.server.options import ServerOptions
 
 _BEAT = 0.001
@@ -96,12 +96,12 @@ def _serve(model: str, watch: Watch) -> int:
     sock, ready = bind("127.0.0.1", 0), threading.Event()
     options = EngineOptions(model=model, threads=1)
 
-    async def is_ready(replica: Replica) -> None:
+    async def is_ready(replica: ReplicaServer) -> None:
         watch.task = asyncio.ensure_future(watch.run())  # type: ignore[attr-defined]
         ready.set()
 
     def run() -> None:
-        asyncio.run(Replica(options, ServerOptions(port=0), model).run(sock, is_ready))
+        asyncio.run(ReplicaServer(options, ServerOptions(port=0), model).run(sock, is_ready))
 
     threading.Thread(target=run, daemon=True).start()
     if not ready.wait(120):

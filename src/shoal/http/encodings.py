@@ -14,7 +14,7 @@ def is_encoded(encoding: str) -> bool:
     return encoding.strip().lower() not in ("", "identity")
 
 
-def decompress(body: bytes, encoding: str, limit: int) -> bytes:
+def decompress(body: bytes | bytearray, encoding: str, limit: int) -> bytes:
     """The body as it was before `encoding`. `ApiError` 400 (broken), 413 (more than `limit` bytes) or 415."""
     name = encoding.strip().lower()
     if name not in ("gzip", "x-gzip", "deflate"):
@@ -31,7 +31,7 @@ def decompress(body: bytes, encoding: str, limit: int) -> bytes:
         raise _broken(name) from None
 
 
-def _window(name: str, body: bytes) -> int:
+def _window(name: str, body: bytes | bytearray) -> int:
     if name != "deflate":
         return 31
     # It should have zlib's header; many senders leave it out.
@@ -39,7 +39,7 @@ def _window(name: str, body: bytes) -> int:
     return 15 if headed else -15
 
 
-def _inflated(body: bytes, window: int, limit: int) -> bytes:
+def _inflated(body: bytes | bytearray, window: int, limit: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     while True:

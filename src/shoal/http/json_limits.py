@@ -23,7 +23,7 @@ r"""Characters written as `\n` or `\u00e9`, in strings."""
 _CHUNK = 2**20
 
 
-def check_structure(body: bytes) -> None:
+def check_structure(body: bytes | bytearray) -> None:
     """Raise `ApiError` 400 where a large body has more values than are decoded. Best called off the event loop."""
     if len(body) <= UNCHECKED_BYTES:
         return

@@ -28,7 +28,7 @@ def in_json_terms(message: str) -> str:
     return words[:1].lower() + words[1:]
 
 
-def malformed(body: bytes, message: str) -> str:
+def malformed(body: bytes | bytearray, message: str) -> str:
     """Return msgspec's message on a body that is not JSON, which for half a surrogate pair may speak of the end."""
     if ("surrogate" in message or "truncated" in message) and (half := _HALF_PAIR.search(body)):
         return f"{half[0].decode()} is half of a surrogate pair (byte {half.start()})"
