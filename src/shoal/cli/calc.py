@@ -15,7 +15,9 @@ from shoal.cli.calc_inputs import (
     KvDtype,
     KvHeads,
     Layers,
+    MaxNumSeqs,
     Memory,
+    MemoryUtilization,
     Model,
     ModelName,
     Params,
@@ -99,8 +101,11 @@ def fit(
     headroom: Headroom = "20%",
     layers: Layers = None, kv_heads: KvHeads = None, head_dim: HeadDim = None,
     tp: Degree = 1, pp: Degree = 1, ep: Degree = 1, dp: Degree = 1,
-    engine: Annotated[str, typer.Option(help="Engine whose memory use is assumed for the layout.")] = "vllm",
+    engine: Annotated[
+        str | None, typer.Option(help="Engine of the layout: vllm (default), sglang, trtllm or shoal (processors).")
+    ] = None,
     engine_version: Annotated[str | None, typer.Option(help="Its version; default: the newest known.")] = None,
+    memory_utilization: MemoryUtilization = None, max_num_seqs: MaxNumSeqs = None,
     catalog: Catalogs = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """How many devices hold weights and cache; with --model and --gpu also what one layout and engine hold."""
@@ -121,9 +126,16 @@ def fit(
         "too_close_to_call": count.too_close,
     }  # fmt: skip
     if model is not None and gpu is not None:
-        layout = Layout(tp=tp, pp=pp, ep=ep, dp=dp)
+        from shoal.cli.calc_layout import LayoutFit, fit_layout
+
         _usable(model, gpu, count, rows, values, catalog)
-        _layout(model, gpu, layout, dtype, kv_dtype, context, engine, engine_version, rows, values, catalog)
+        asked = LayoutFit(
+            model, gpu, Layout(tp=tp, pp=pp, ep=ep, dp=dp), dtype, kv_dtype, context, engine, engine_version,
+            memory_utilization, max_num_seqs, tuple(catalog or ()),
+        )  # fmt: skip
+        found, layout_values = fit_layout(asked)
+        rows += found
+        values["layout"] = layout_values
     show(Answer(f"{shown} on {device}", rows, values), as_json)
 
 
@@ -140,37 +152,6 @@ def _usable(
     passed = f"; {count.count} to {usable.count - 1} are passed over: {', '.join(reasons)}" if reasons else ""
     rows.append(("as one replica", f"{usable.count} as tp{usable.tp} pp{usable.pp}{passed}"))
     values["usable_count"] = usable.count
-
-
-def _layout(
-    model: str, gpu: str, layout: Layout, dtype: str | None, kv_dtype: str, context: str, engine: str,
-    version: str | None, rows: list[tuple[str, str]], values: dict[str, object], catalog: Catalogs,
-) -> None:  # fmt: skip
-    from shoal.plan.memory import replica_memory
-    from shoal.specs.catalog import load_catalog
-
-    spec, known = model_of(model, catalog), load_catalog(catalog or ())
-    constants = known.engine(engine, version)
-    size = known.accelerator(gpu).device_bytes
-    replica = replica_memory(spec, layout.validate(spec), size, constants, quantization=dtype, kv_dtype=kv_dtype)
-    worst, length = replica.worst, parse_tokens(context, "--context")
-    title = f"{layout.label()} under {constants.engine} (constants since {constants.since})"
-    rows += [
-        ("", ""),
-        (title, replica.verdict(length)),
-        ("  weights, fullest device", gigabytes(worst.weights)),
-        ("  activations", gigabytes(worst.activation)),
-        ("  runtime, graphs, withheld", gigabytes(worst.runtime + worst.graphs + worst.withheld)),
-        ("  left for KV", gigabytes(worst.kv_room)),
-        (f"  sequences of {context} at once", f"{replica.max_batch(length):,}"),
-        ("  longest that fits alone", f"{replica.max_context(1):,.0f} tokens; trained for {spec.max_position:,}"),
-    ]
-    values["layout"] = {
-        "label": layout.label(), "verdict": replica.verdict(length), "weights": worst.weights,
-        "activation": worst.activation, "runtime": worst.runtime, "graphs": worst.graphs,
-        "withheld": worst.withheld, "kv_room": worst.kv_room, "max_batch": replica.max_batch(length),
-        "max_context": replica.max_context(1),
-    }  # fmt: skip
 
 
 @app.command()

@@ -44,6 +44,15 @@ Layers = Annotated[int | None, typer.Option(help="Layers, where there is no --mo
 KvHeads = Annotated[int | None, typer.Option("--kv-heads", help="KV heads, where there is no --model.")]
 HeadDim = Annotated[int | None, typer.Option("--head-dim", help="Width of a head, where there is no --model.")]
 
+MemoryUtilization = Annotated[
+    str | None,
+    typer.Option("--memory-utilization", "--gpu-memory-utilization", help="The engine's memory fraction, e.g. 90%; default: its own."),
+]
+MaxNumSeqs = Annotated[
+    int | None,
+    typer.Option("--max-num-seqs", min=1, help="Most sequences that the engine is told to run at once."),
+]
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:

@@ -90,7 +90,15 @@ def plan_model(
     max_devices: Annotated[str | None, _text("--max-devices", help="Devices that there are.")] = None,
     engine: Annotated[str | None, _text("--engine", help="vllm (default), sglang, trtllm or shoal.")] = None,
     engine_version: Annotated[
-        str | None, _text("--engine-version", help="For its memory constants; default: newest.")
+        str | None,
+        _text("--engine-version", help="What it can do, its memory, what is emitted. Default: the newest known."),
+    ] = None,
+    memory_utilization: Annotated[
+        str | None,
+        _text("--memory-utilization", "--gpu-memory-utilization", help="Its memory fraction: 90%. Default: its own."),
+    ] = None,
+    max_num_seqs: Annotated[
+        str | None, _text("--max-num-seqs", help="Most sequences that the engine may be told to run at once.")
     ] = None,
     weights: Annotated[
         list[str] | None,
@@ -136,7 +144,8 @@ def plan_model(
         model=model, model_option=model_option, gpu=gpu, users=users, rate=rate, context=context,
         input=input_tokens, output=output_tokens, ttft=ttft, tpot=tpot, percentile=percentile,
         prefix_hit=prefix_hit, peak_to_mean=peak_to_mean, headroom=headroom, spares=spares, max_devices=max_devices,
-        engine=engine, engine_version=engine_version, weights=weights, kv_dtype=kv_dtype, split=split,
+        engine=engine, engine_version=engine_version, memory_utilization=memory_utilization,
+        max_num_seqs=max_num_seqs, weights=weights, kv_dtype=kv_dtype, split=split,
         prices="rented" if rented else prices, sized_for="high" if sure else sized_for,
         layout="; ".join(layout) if layout else None,
     )  # fmt: skip

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shoal.plan.designs import Plan
-from shoal.plan.question import Assurance, PriceBasis, Question, SplitMode, engines_of
+from shoal.plan.question import Assurance, PriceBasis, Question, SplitMode, capabilities_of, engines_of
 from shoal.plan.search import search
 from shoal.specs.catalog import load_catalog
 from shoal.specs.catalog.models import catalog_model
@@ -98,6 +98,8 @@ def ask(
     split: SplitMode = "auto",
     basis: PriceBasis = "owned",
     assurance: Assurance = "mean",
+    memory_utilization: float | None = None,
+    max_num_seqs: int | None = None,
     catalogs: Sequence[Path | str] = (),
 ) -> Question:
     """A question from names and numbers: tokens, seconds, shares. Empty `gpu`: every accelerator of the catalogue
@@ -117,6 +119,8 @@ def ask(
         spec, workload, Slo(ttft, tpot, percentile), tuple(dict.fromkeys(found)),
         engines_of(catalog, engine, engine_version),
         tuple(weights), tuple(kv_dtypes), basis, split, headroom, spares, max_devices, assurance=assurance,
+        capabilities=capabilities_of(catalog, engine, engine_version), memory_fraction=memory_utilization,
+        max_sequences=max_num_seqs,
     )  # fmt: skip
 
 

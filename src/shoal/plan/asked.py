@@ -65,6 +65,8 @@ class Asked:
     max_devices: str | None = None
     engine: str | None = None
     engine_version: str | None = None
+    memory_utilization: str | None = None
+    max_num_seqs: str | None = None
     weights: str | None = None
     kv_dtype: str | None = None
     split: str | None = None
@@ -153,6 +155,8 @@ def read_asked(
         "peak_to_mean": reader.take("peak_to_mean", parse_ratio, 1.0),
         "headroom": reader.take("headroom", parse_share, 0.1),
         "spares": reader.take("spares", parse_whole, 0),
+        "memory_utilization": reader.take("memory_utilization", lambda t, f: parse_share(t, f, whole=True), None),
+        "max_num_seqs": reader.take("max_num_seqs", lambda text, field: parse_whole(text, field, 1), None),
         "weights": reader.take("weights", lambda text, field: parse_list(text, field, _weights), ()),
         "kv_dtypes": reader.take("kv_dtype", lambda text, field: parse_list(text, field, _cache), ()),
         "split": reader.take("split", lambda text, field: parse_choice(text, field, SPLITS), "auto"),

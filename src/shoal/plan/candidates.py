@@ -1,21 +1,17 @@
 """The layouts that could be tried, and the memory gate that most of them do not pass."""
 
 import functools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shoal.plan.designs import Miss
-from shoal.plan.memory import replica_memory
-from shoal.plan.question import (
-    NVIDIA_ONLY,
-    Question,
-    WeightOption,
-    kv_options,
-    weight_options,
-)
-from shoal.specs.catalog import EngineMemory
+from shoal.plan.question import Question, WeightOption, kv_options, weight_options
+from shoal.plan.sequences import Stored, size_replica
+from shoal.specs.catalog import EngineCapability, EngineMemory
+from shoal.specs.catalog.capabilities import Role
 from shoal.specs.hardware import Accelerator
-from shoal.specs.layout import Layout, LayoutProblem
+from shoal.specs.layout import Layout
 from shoal.specs.model import ModelSpec
 from shoal.specs.quantization import quantization
 
@@ -39,6 +35,8 @@ class Candidate:
     """Requests of the question's length that the KV memory holds."""
     largest: int
     """Requests that the engine would run at once: `batch`, or its own limit."""
+    sequences: int
+    """The same for one attention rank: the most that the engine is told (`max_num_seqs`)."""
 
     @property
     def label(self) -> str:
@@ -82,19 +80,24 @@ def _whole_nodes(layout: Layout, node: int, domain: int) -> bool:
 def gate(question: Question) -> Iterator[Candidate | Miss]:
     """Every layout on every accelerator in every way of storing weights and cache: held, or why not."""
     for accelerator in question.accelerators:
-        engine = question.engine_for(accelerator)
-        if engine.engine in NVIDIA_ONLY and accelerator.vendor != "NVIDIA":
-            detail = f"{engine.engine} runs on NVIDIA only"
-            yield Miss("engine", f"{accelerator.name} under {engine.engine}", detail, 0.0, 0)
+        able = question.capability_for(accelerator)
+        if not able.runs_on(accelerator):
+            detail = f"{able.label} has no kernels for {accelerator.architecture}"
+            yield Miss("engine", f"{accelerator.name} under {able.engine}", detail, 0.0, 0, accelerator.name)
             continue
-        yield from _on(question, accelerator, engine)
+        yield from _on(question, accelerator, able)
 
 
-def _on(question: Question, accelerator: Accelerator, engine: EngineMemory) -> Iterator[Candidate | Miss]:
-    model = question.model
-    options, caches = weight_options(question, accelerator), kv_options(question, accelerator)
+def _on(question: Question, accelerator: Accelerator, able: EngineCapability) -> Iterator[Candidate | Miss]:
+    model, engine = question.model, question.engine_for(accelerator)
+    options: list[WeightOption] = []
+    for weights in weight_options(question, accelerator):
+        refused = able.format_problem(weights.stored, accelerator)
+        if refused is None:
+            options.append(weights)
+        else:
+            yield Miss("engine", f"{accelerator.name} ({weights.name} weights)", refused, 0.0, 0, accelerator.name)
     domain = accelerator.scale_up.domain or accelerator.devices_per_node
-    even = engine.engine != "shoal"
     limit = min(question.replica_limit, question.max_devices or question.replica_limit)
     for layout in question.layouts or shapes(model, accelerator, limit):
         where = f"{layout.label()} on {accelerator.name}"
@@ -103,20 +106,25 @@ def _on(question: Question, accelerator: Accelerator, engine: EngineMemory) -> I
             yield Miss("no link", where, detail, layout.world, layout.world, accelerator.name, layout)
             continue
         for weights in options:
-            problem = _problem(model, layout, even, weights.method)
+            problem = refusal(able, model, layout, weights.method)
             if problem is not None:
-                yield Miss(
-                    "invalid layout", where, problem.message, layout.world, layout.world, accelerator.name, layout
-                )
+                yield Miss("invalid layout", where, problem, layout.world, layout.world, accelerator.name, layout)
                 continue
-            for kv_dtype in caches:
-                yield hold(question, accelerator, engine, weights, kv_dtype, layout)
+            for kv_dtype in kv_options(question, accelerator, weights):
+                refused = able.cache_problem(kv_dtype, accelerator)
+                if refused is None:
+                    yield hold(question, accelerator, engine, weights, kv_dtype, layout)
+                else:
+                    name = f"{where} ({kv_dtype} cache)"
+                    yield Miss("engine", name, refused, 0.0, layout.world, accelerator.name, layout)
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _problem(model: ModelSpec, layout: Layout, even: bool, method: str | None) -> LayoutProblem | None:
-    problems = layout.problems(model, even, None if method is None else quantization(method))
-    return problems[0] if problems else None
+def refusal(
+    able: EngineCapability, model: ModelSpec, layout: Layout, method: str | None, role: Role = "serve"
+) -> str | None:
+    """Why the engine refuses a layout for this model in a role; None: it runs it. Cached."""
+    return able.layout_problem(model, layout, None if method is None else quantization(method), role)
 
 
 def hold(
@@ -129,8 +137,12 @@ def hold(
 ) -> Candidate | Miss:
     """The layout as a candidate, if the model and the longest request fit; else why not."""
     size, name = accelerator.device_bytes, accelerator.name
-    memory = replica_memory(question.model, layout, size, engine, quantization=weights.method, kv_dtype=kv_dtype)
-    worst = memory.worst
+    longest = question.workload.longest_context
+    sized = size_replica(
+        question.model, layout, size, engine, Stored(weights.method, kv_dtype, question.memory_fraction),
+        held=question.held_tokens, longest=longest, limit=question.max_sequences,
+    )  # fmt: skip
+    memory, worst = sized.memory, sized.memory.worst
     label = f"{layout.label()} on {accelerator.name} ({weights.name} weights, {kv_dtype} cache)"
     if worst.weights > size:
         detail = f"{worst.weights / 1e9:,.1f} GB of weights a device, of {size / 1e9:,.1f} GB"
@@ -138,13 +150,17 @@ def hold(
     if worst.kv_room <= 0:
         detail = f"weights, activations and engine leave {worst.kv_room / 1e9:,.1f} GB a device"
         return Miss("no room for KV", label, detail, -worst.kv_room / size, layout.world, name, layout)
-    longest = question.workload.longest_context
     if memory.max_batch(longest) < 1:
         holds = memory.max_context(layout.dp)
         detail = f"{holds:,.0f} tokens of KV, of {longest:,.0f} that the longest request takes"
         return Miss("context does not fit", label, detail, longest / max(holds, 1.0), layout.world, name, layout)
-    batch = memory.max_batch(question.held_tokens)
-    sequences, _ = engine.defaults(size)
+    largest = sized.sequences * layout.dp
+    batch = largest if sized.bounded else max(largest, memory.max_batch(question.held_tokens))
     return Candidate(
-        accelerator, engine, weights, kv_dtype, layout, worst.kv_room, batch, min(batch, sequences * layout.dp)
+        accelerator, engine, weights, kv_dtype, layout, worst.kv_room, batch, min(batch, largest), sized.sequences
     )
+
+
+def told_sequences(candidate: Candidate, requests: float) -> int:
+    """The limit per attention rank (`max_num_seqs`) for a replica that runs up to `requests` at once."""
+    return min(candidate.sequences, max(1, math.ceil(requests / candidate.layout.dp)))

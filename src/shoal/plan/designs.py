@@ -78,6 +78,10 @@ class Design:
     """Devices if everything is at the quick end of its interval, as estimated, and at the slow end."""
     cost: Cost | None = None
     energy: Energy | None = None
+    sequences: int = 1
+    """Requests that the engine is told to run at once on one attention rank (`max_num_seqs`)."""
+    prefill_sequences: int = 0
+    """The same of a prefill worker."""
 
     @property
     def split(self) -> bool:

@@ -16,8 +16,8 @@ from shoal.plan.flips import Flip, price_flip, traffic_flips
 from shoal.plan.kv import sequence_curve
 from shoal.plan.ladder import Rung, ladder, published_precision, with_split, without_split
 from shoal.plan.levers import Effect, effects, prefix_lines
-from shoal.plan.memory import replica_memory
 from shoal.plan.provenance import Sourced, sourced
+from shoal.plan.sequences import design_memory
 from shoal.plan.topology import LinkUse, link_uses
 from shoal.plan.words import milliseconds, per_million, plural, seconds, usd
 from shoal.specs.units import duration
@@ -179,10 +179,7 @@ def _binding(plan: Plan, best: Design, terms: Breakdown) -> Iterator[str]:
         f"has {best.load:,.0f}."
     )
     held = footprint(question, best)
-    layout = replica_memory(
-        question.model, best.layout, best.accelerator.device_bytes, question.engine_for(best.accelerator),
-        quantization=best.weights.method, kv_dtype=best.kv_dtype,
-    ).worst  # fmt: skip
+    layout = design_memory(question, best).worst
     alone = devices_needed(held.weights + held.cache, best.accelerator.memory_bytes)
     if alone.count < best.devices:
         yield (
@@ -192,7 +189,8 @@ def _binding(plan: Plan, best: Design, terms: Breakdown) -> Iterator[str]:
     yield (
         f"Memory: weights {held.weights / 1e9:,.1f} GB once, cache {held.cache / 1e9:,.1f} GB for the peak; the "
         "fullest "
-        f"device has {layout.weights / 1e9:,.1f} GB of weights and {layout.kv_room / 1e9:,.1f} GB left for cache."
+        f"device has {layout.weights / 1e9:,.1f} GB of weights and {layout.kv_room / 1e9:,.1f} GB left for cache, with "
+        f"the engine told to run at most {plural(best.sequences, 'sequence')}."
     )
 
 

@@ -1,10 +1,12 @@
 """What a planner is asked: a model, its traffic, the latency promised, and what may be bought."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from shoal.plan.kv import kv_dtype_bytes
-from shoal.specs.catalog import Catalog, EngineMemory
+from shoal.specs.catalog import Catalog, EngineCapability, EngineMemory, load_catalog
 from shoal.specs.errors import SpecError
 from shoal.specs.hardware import Accelerator
 from shoal.specs.layout import Layout
@@ -19,7 +21,7 @@ Assurance = Literal["mean", "high"]
 MAX_DEVICES = 1 << 20
 DEFAULT_REPLICA_LIMIT = 128
 CPU_ENGINE = "shoal"
-NVIDIA_ONLY = ("trtllm",)
+MAX_SEQUENCES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,12 @@ class Question:
     """`mean`: sized for the estimate; `high`: for the upper end of its interval."""
     layouts: tuple[Layout, ...] = ()
     """The layouts to consider; empty: every one that could be."""
+    capabilities: tuple[EngineCapability, ...] = ()
+    """What each of `engines` can do; of those not named here, what the shipped table says of their newest release."""
+    memory_fraction: float | None = None
+    """The engine's own memory fraction (`gpu_memory_utilization` and its like); None: its default."""
+    max_sequences: int | None = None
+    """Most sequences that the engine may be told to run on one attention rank; None: its default."""
 
     def __post_init__(self) -> None:
         if not self.accelerators:
@@ -62,6 +70,12 @@ class Question:
         for field, value, least in (*counts, ("replica_limit", self.replica_limit, 1)):
             if value is not None and (isinstance(value, bool) or not least <= value <= MAX_DEVICES):
                 raise SpecError(field, value, f"a whole number from {least} to {MAX_DEVICES:,}")
+        if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
+            raise SpecError(
+                "memory_utilization", self.memory_fraction, "a share above 0 and at most 1 (90 % is 0.9)"
+            )
+        if self.max_sequences is not None and not 1 <= self.max_sequences <= MAX_SEQUENCES:
+            raise SpecError("max_num_seqs", self.max_sequences, f"a whole number from 1 to {MAX_SEQUENCES:,}")
         for name in self.weights:
             if name != "checkpoint":
                 quantization(name)
@@ -85,6 +99,12 @@ class Question:
         wanted = CPU_ENGINE if is_processor(accelerator) else self.engines[0].engine
         return next(engine for engine in self.engines if engine.engine == wanted)
 
+    def capability_for(self, accelerator: Accelerator) -> EngineCapability:
+        """What the engine that would run there can do."""
+        name = self.engine_for(accelerator).engine
+        found = next((known for known in self.capabilities if known.engine == name), None)
+        return found or load_catalog().capability(name)
+
 
 def is_processor(accelerator: Accelerator) -> bool:
     """A CPU: no matrix rate below fp32 but int8."""
@@ -95,6 +115,14 @@ def engines_of(catalog: Catalog, name: str = "vllm", version: str | None = None)
     """The engine of this name and Shoal's own. Raises `SpecError` for an unknown name."""
     chosen = catalog.engine(name, version)
     return (chosen,) if chosen.engine == CPU_ENGINE else (chosen, catalog.engine(CPU_ENGINE))
+
+
+def capabilities_of(
+    catalog: Catalog, name: str = "vllm", version: str | None = None
+) -> tuple[EngineCapability, ...]:
+    """What that engine and Shoal's own can do. Raises `SpecError` for an unknown name or version."""
+    chosen = catalog.capability(name, version)
+    return (chosen,) if chosen.engine == CPU_ENGINE else (chosen, catalog.capability(CPU_ENGINE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +139,11 @@ class WeightOption:
     native: bool
     """As the checkpoint is published, or wider: no further loss."""
 
+    @property
+    def stored(self) -> str:
+        """The format in memory: the method's, or the checkpoint's own."""
+        return self.method or self.name
+
 
 _PRECISIONS = ("nvfp4", "mxfp4", "mxfp8", "fp8", "int8", "int4", "nf4")
 
@@ -125,19 +158,26 @@ def precision_label(method: str, bits: float) -> str:
     return "bf16" if bits >= 12 else "fp8" if bits >= 6 else "int4"
 
 
+OWN_FORMATS = ("float32", "bf16", "int8", "int4")
+"""How Shoal's engine holds weights on a processor, whatever the checkpoint: `--dtype` and `--quantize`."""
+OWN_METHODS: Mapping[str, str] = MappingProxyType({"int8": "shoal_int8", "int4": "shoal_int4"})
+"""The bytes of what `--quantize` rounds to, as `specs.quantization` knows them."""
+
+
 def weight_options(question: Question, accelerator: Accelerator) -> list[WeightOption]:
     """The ways of storing weights to consider on this accelerator, the checkpoint's own first."""
     own = published_option(question.model)
+    if is_processor(accelerator):
+        # Our engine widens every checkpoint to its compute dtype, or rounds it: it never holds it as published.
+        asked = ["float32" if name == "checkpoint" else name for name in question.weights or OWN_FORMATS]
+        return list(dict.fromkeys(_option(name, own, OWN_METHODS.get(name, name)) for name in asked))
     if question.weights:
         names = [name for name in question.weights if name != "checkpoint"]
-        asked = [own] if "checkpoint" in question.weights else []
-    elif is_processor(accelerator):
-        # Widening loses nothing, and a processor without bf16 multiplies would widen at every step.
-        names, asked = (["float32"], []) if own.bits >= 12 else ([], [own])
+        first = [own] if "checkpoint" in question.weights else []
     else:
-        names, asked = _narrower(accelerator, own), [own]
-    made = [own if quantization(n).method == own.name else _option(n, own) for n in names]
-    return list(dict.fromkeys([*asked, *made]))
+        names, first = _narrower(accelerator, own), [own]
+    made = [own if quantization(n).method == own.name else _option(n, own, n) for n in names]
+    return list(dict.fromkeys([*first, *made]))
 
 
 def _narrower(accelerator: Accelerator, own: WeightOption) -> list[str]:
@@ -157,16 +197,21 @@ def published_option(model: ModelSpec) -> WeightOption:
     return WeightOption(stored.method, None, precision_label(stored.method, stored.bits), stored.bits, True)
 
 
-def _option(name: str, own: WeightOption) -> WeightOption:
-    stored = quantization(name)
+def _option(name: str, own: WeightOption, method: str) -> WeightOption:
+    stored = quantization(method)
     lossless = stored.bits >= max(own.bits, 16.0)
-    return WeightOption(name, name, precision_label(stored.method, stored.bits), stored.bits, lossless)
+    return WeightOption(
+        name, method, precision_label(quantization(name).method, stored.bits), stored.bits, lossless
+    )
 
 
-def kv_options(question: Question, accelerator: Accelerator) -> list[str]:
-    """The cache dtypes to consider on this accelerator, widest first."""
+def kv_options(question: Question, accelerator: Accelerator, weights: WeightOption | None = None) -> list[str]:
+    """The cache dtypes to consider on this accelerator, widest first. On a processor the cache is in the compute
+    dtype, which follows the weights, or in int8."""
     if question.kv_dtypes:
         return list(question.kv_dtypes)
     if is_processor(accelerator):
-        return ["fp32"]
+        latent = any(layer.attention.mla is not None for layer in question.model.layers)
+        wide = "bf16" if weights is not None and weights.name in ("bf16", "bfloat16") else "fp32"
+        return [wide] if latent else [wide, "int8"]
     return ["bf16", "fp8"] if accelerator.supports("fp8") else ["bf16"]

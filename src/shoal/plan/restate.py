@@ -46,7 +46,12 @@ def _parts(question: Question, traffic: str) -> Iterator[str]:
         yield f"cache {' or '.join(question.kv_dtypes)}"
     if question.split != "auto":
         yield {"never": "one pool", "only": "prefill and decode split"}[question.split]
-    yield f"{question.engines[0].engine}, {question.basis} prices"
+    version = _engine_version(question)
+    yield f"{question.engines[0].engine}{f' {version}' if version else ''}, {question.basis} prices"
+    if question.memory_fraction is not None:
+        yield f"memory utilization {question.memory_fraction:.0%}"
+    if question.max_sequences is not None:
+        yield f"at most {plural(question.max_sequences, 'sequence')} in an engine"
     if question.assurance == "high":
         yield "sized for the upper end of the intervals"
 
@@ -87,6 +92,9 @@ def asked_of(question: Question, model: str) -> Asked:
         spares=str(question.spares) if question.spares else None,
         max_devices=None if question.max_devices is None else str(question.max_devices),
         engine=None if question.engines[0].engine == "vllm" else question.engines[0].engine,
+        engine_version=_engine_version(question),
+        memory_utilization=None if question.memory_fraction is None else f"{question.memory_fraction * 100:.12g}%",
+        max_num_seqs=None if question.max_sequences is None else str(question.max_sequences),
         weights=", ".join(question.weights) or None,
         kv_dtype=", ".join(question.kv_dtypes) or None,
         split=None if question.split == "auto" else question.split,
@@ -104,6 +112,13 @@ def command(asked: Asked, program: str = "shoal plan") -> str:
         if value is not None and field != "model":
             words += [f"--{field.replace('_', '-')}", value.replace(", ", ",")]
     return shlex.join(words)
+
+
+def _engine_version(question: Question) -> str | None:
+    """The engine's version, where it isn't the newest that is known."""
+    able = next((c for c in question.capabilities if c.engine == question.engines[0].engine), None)
+    newest = load_catalog().capability(question.engines[0].engine).version
+    return None if able is None or able.version == newest else able.version
 
 
 def _time(seconds: float | None, default: float) -> str | None:

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from shoal.plan.candidates import Candidate, gate
+from shoal.plan.candidates import Candidate, gate, told_sequences
 from shoal.plan.capacity import Capacity, capacity, load_of_replica, rate_at, replicas_needed
 from shoal.plan.cost import bill, demand, rank, whole
 from shoal.plan.designs import BestPossible, Design, FrontPoint, Limit, Miss, Plan, Rejection
@@ -123,6 +123,7 @@ def _design(
         limit=limit_of(question, c, sized, index), memory_batch=c.batch, ttft=ttft, tpot=tpot,
         tokens_per_second=speed, demand=asked, front=(), needed=range_, cost=cost, energy=energy,
         sure=bool(high.requests[index] >= 1) and _sure(question, ttft, tpot),
+        sequences=told_sequences(c, max(float(sized.requests[index]), float(load[index]))),
     )  # fmt: skip
 
 

@@ -9,9 +9,12 @@ many workers of either kind, so that more users never take fewer.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
+from shoal.plan.candidates import Candidate, refusal, told_sequences
 from shoal.plan.capacity import capacity, usable_requests
 from shoal.plan.collectives import hand_off
 from shoal.plan.cost import bill, demand
@@ -147,16 +150,19 @@ def _pool_layouts(table: CandidateTable, rows: Pick, rates: Array) -> tuple[Pick
     By physics alone, which ranks layouts of one accelerator well and costs little.
     """
     question = table.question
+    decoders, rows = rows[_has_role(table, rows, "decode")], rows[_has_role(table, rows, "prefill")]
+    if not len(decoders) or not len(rows):
+        return np.zeros(0, dtype=np.intp), np.zeros(0, dtype=np.intp)
     prefill = rows[np.argsort(-(rates / table.world)[rows], kind="stable")[:PREFILL_LAYOUTS]]
-    loads = np.minimum(2.0 ** np.arange(18)[None, :], table.largest[rows][:, None])
-    step = table.decode_seconds(np.repeat(rows, loads.shape[1]), loads.ravel()).reshape(loads.shape)
+    loads = np.minimum(2.0 ** np.arange(18)[None, :], table.largest[decoders][:, None])
+    step = table.decode_seconds(np.repeat(decoders, loads.shape[1]), loads.ravel()).reshape(loads.shape)
     target = question.slo.tpot or math.inf
     decode: list[int] = []
     for rung, limit in enumerate(TPOT_LADDER):
         if rung and TPOT_LADDER[rung - 1] >= target:
             break
-        most = np.where(step <= limit, loads, 0.0).max(axis=1) / table.world[rows]
-        decode += [int(rows[n]) for n in np.argsort(-most, kind="stable")[:PER_TARGET] if most[n] > 0]
+        most = np.where(step <= limit, loads, 0.0).max(axis=1) / table.world[decoders]
+        decode += [int(decoders[n]) for n in np.argsort(-most, kind="stable")[:PER_TARGET] if most[n] > 0]
     return np.array(list(dict.fromkeys(decode)), dtype=np.intp), prefill
 
 
@@ -187,6 +193,16 @@ def _size(table: CandidateTable, option: _Option, times: Times, row: int) -> _Si
     decode, prefill = table.candidates[option.decode], table.candidates[option.prefill]
     devices = decode.layout.world * workers + prefill.layout.world * first
     return _Sized(option, row, users, workers, first, devices)
+
+
+def _has_role(table: CandidateTable, rows: Pick, role: Literal["prefill", "decode"]) -> npt.NDArray[np.bool_]:
+    """Which candidates' engines run their layout as a worker of a split."""
+    question, model = table.question, table.question.model
+
+    def runs(c: Candidate) -> bool:
+        return refusal(question.capability_for(c.accelerator), model, c.layout, c.weights.method, role) is None
+
+    return np.array([runs(table.candidates[row]) for row in rows], dtype=bool)
 
 
 def _prefill_rates(table: CandidateTable) -> Array:
@@ -241,4 +257,6 @@ def _design(table: CandidateTable, sized: _Sized, times: Times) -> Design:
         limit="tpot" if slo.tpot is not None else "memory", memory_batch=decode.batch, ttft=ttft, tpot=tpot,
         tokens_per_second=speed, demand=asked, front=(), needed=needed, cost=cost, energy=energy,
         sure=(slo.ttft is None or ttft.high <= slo.ttft) and (slo.tpot is None or tpot.high <= slo.tpot),
+        sequences=told_sequences(decode, max(sized.option.load, users / sized.workers)),
+        prefill_sequences=told_sequences(first, users / (sized.prefill_workers + question.spares)),
     )  # fmt: skip

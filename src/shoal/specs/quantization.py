@@ -44,9 +44,13 @@ FORMATS: Mapping[str, WeightFormat] = {
     "nvfp4": WeightFormat(4, (1, 16), block_bits=8, tensor_bits=32),
     "nf4": WeightFormat(4, (1, 64), block_bits=32),
     "nf4_double": WeightFormat(4, (1, 64), block_bits=8),
+    "shoal_int8": WeightFormat(8, (1, 32), block_bits=16),
+    "shoal_int4": WeightFormat(4, (1, 32), block_bits=32),
 }
 """Methods by name. `int4` is GPTQ's and AWQ's, `int4_symmetric` has no zeros (compressed-tensors), `nf4` is
-bitsandbytes'; the first three are plain dtypes."""
+bitsandbytes'; `shoal_…` is what `shoal serve --quantize` rounds to; the first three are plain dtypes."""
+EMBEDDING_METHODS: Mapping[str, str] = {"shoal_int8": "shoal_int8", "shoal_int4": "shoal_int8"}
+"""How embedding and head are stored by methods that round those too."""
 
 _PLAIN = ("float32", "bfloat16", "float16")
 _ALIASES = {
@@ -77,7 +81,7 @@ def quantization(method: str) -> QuantizationSpec:
     """
     name = format_name(method)
     block = FORMATS[name].block
-    excluded = () if name in _PLAIN else _DEFAULT_EXCEPTIONS
+    excluded = () if name in _PLAIN or name in EMBEDDING_METHODS else _DEFAULT_EXCEPTIONS
     return QuantizationSpec(name, mean_bits(name, block or ()), _group(block), excluded)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from shoal.specs.model import AttentionSpec, ModelSpec, QuantizationSpec
-from shoal.specs.quantization import DTYPE_BYTES, is_excluded, quantization, stored_bytes
+from shoal.specs.quantization import DTYPE_BYTES, EMBEDDING_METHODS, is_excluded, quantization, stored_bytes
 from shoal.specs.tensors import PartSizes, TensorGroup, mtp_groups, part_sizes, tensor_groups
 
 _STATE_BYTES = 4
@@ -171,6 +171,10 @@ def _stored_groups(spec: ModelSpec, method: QuantizationSpec, mtp: bool) -> tupl
 def _stored(spec: ModelSpec, group: TensorGroup, method: QuantizationSpec) -> Iterator[StoredGroup]:
     plain = method.method if method.method in DTYPE_BYTES else spec.dtype
     everything = method.method == "gguf"
+    if method.method in EMBEDDING_METHODS and group.part in ("embedding", "lm_head"):
+        own = quantization(EMBEDDING_METHODS[method.method])
+        yield StoredGroup(group, own.method, stored_bytes(group.shape, own))
+        return
     eligible = method.method not in DTYPE_BYTES and (group.quantizable or (everything and len(group.shape) > 1))
     if not eligible or group.dtype is not None:
         dtype = group.dtype or plain

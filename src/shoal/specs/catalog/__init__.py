@@ -11,25 +11,27 @@ from pathlib import Path
 from types import MappingProxyType
 
 from shoal.specs.catalog.accelerators import read_accelerator, read_price
+from shoal.specs.catalog.capabilities import EngineCapability, capability_of, read_capability
 from shoal.specs.catalog.engines import EngineMemory, read_engine, version_key
 from shoal.specs.catalog.entries import Entry, read_file
 from shoal.specs.catalog.part_names import match_part, unknown_part
 from shoal.specs.errors import SpecError, unknown_name
 from shoal.specs.hardware import Accelerator, Cluster
 
-__all__ = ["Catalog", "EngineMemory", "load_catalog"]
+__all__ = ["Catalog", "EngineCapability", "EngineMemory", "load_catalog"]
 
-_SHIPPED = ("accelerators.yaml", "more_accelerators.yaml", "engines.yaml")
+_SHIPPED = ("accelerators.yaml", "more_accelerators.yaml", "engines.yaml", "capabilities.yaml")
 DEFAULT_ENGINE = "vllm"
 
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """Accelerators, engines' memory constants and clusters, by name."""
+    """Accelerators, engines' memory constants and abilities, and clusters, by name."""
 
     accelerators: Mapping[str, Accelerator]
     engines: tuple[EngineMemory, ...]
     clusters: Mapping[str, Cluster]
+    capabilities: tuple[EngineCapability, ...] = ()
 
     def accelerator(self, name: str, field: str = "gpu") -> Accelerator:
         """The accelerator of this name or alias, as people write it (see `part_names`).
@@ -64,6 +66,13 @@ class Catalog:
         wanted = version_key(version)
         return next((row for row in reversed(rows) if version_key(row.since) <= wanted), rows[0])
 
+    def capability(self, name: str = DEFAULT_ENGINE, version: str | None = None) -> EngineCapability:
+        """What an engine can do at a version; None: at the newest release that is known.
+
+        Raises `SpecError` for an unknown engine or version.
+        """
+        return capability_of(self.capabilities, name, version)
+
 
 def load_catalog(extra: Sequence[Path | str] = ()) -> Catalog:
     """What ships with Shoal, with a user's files on top, later ones over earlier ones.
@@ -76,9 +85,12 @@ def load_catalog(extra: Sequence[Path | str] = ()) -> Catalog:
     accelerators = dict(shipped.accelerators)
     engines = list(shipped.engines)
     clusters = dict(shipped.clusters)
+    capabilities = list(shipped.capabilities)
     for path in (Path(path) for path in extra):
-        _add(read_file(path, str(path)), accelerators, engines, clusters)
-    return Catalog(MappingProxyType(accelerators), tuple(engines), MappingProxyType(clusters))
+        root = read_file(path, str(path))
+        _add(root, accelerators, engines, clusters)
+        _add_capabilities(root, capabilities)
+    return Catalog(MappingProxyType(accelerators), tuple(engines), MappingProxyType(clusters), tuple(capabilities))
 
 
 @functools.cache
@@ -86,9 +98,12 @@ def _shipped() -> Catalog:
     accelerators: dict[str, Accelerator] = {}
     engines: list[EngineMemory] = []
     clusters: dict[str, Cluster] = {}
+    capabilities: list[EngineCapability] = []
     for name in _SHIPPED:
-        _add(read_file(Path(__file__).with_name(name), name), accelerators, engines, clusters)
-    return Catalog(MappingProxyType(accelerators), tuple(engines), MappingProxyType(clusters))
+        root = read_file(Path(__file__).with_name(name), name)
+        _add(root, accelerators, engines, clusters)
+        _add_capabilities(root, capabilities)
+    return Catalog(MappingProxyType(accelerators), tuple(engines), MappingProxyType(clusters), tuple(capabilities))
 
 
 def _add(
@@ -100,11 +115,8 @@ def _add(
     for name, entry in _entries(root, "prices"):
         accelerator = seen.accelerator(name, f"{root.where}: prices")
         accelerators[accelerator.name] = read_price(accelerator, entry)
-    listed = root.values.get("engines", [])
-    if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
-        raise SpecError(root.field("engines"), listed, "a list of mappings")
-    for index, item in enumerate(listed):
-        added = read_engine(Entry(f"{root.where}: engines[{index}]", item, root.sources))
+    for entry in _listed(root, "engines"):
+        added = read_engine(entry)
         engines[:] = [e for e in engines if (e.engine, e.since) != (added.engine, added.since)]
         engines.append(added)
     for name, entry in _entries(root, "clusters"):
@@ -112,6 +124,20 @@ def _add(
         accelerator = seen.accelerator(entry.text("accelerator"), entry.field("accelerator"))
         nodes = _count(entry, "nodes", None)
         clusters[name] = Cluster(accelerator, nodes, _count(entry, "devices_per_node", accelerator), name)
+
+
+def _add_capabilities(root: Entry, capabilities: list[EngineCapability]) -> None:
+    for entry in _listed(root, "capabilities"):
+        added = read_capability(entry)
+        capabilities[:] = [c for c in capabilities if (c.engine, c.since) != (added.engine, added.since)]
+        capabilities.append(added)
+
+
+def _listed(root: Entry, section: str) -> list[Entry]:
+    listed = root.values.get(section, [])
+    if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
+        raise SpecError(root.field(section), listed, "a list of mappings")
+    return [Entry(f"{root.where}: {section}[{i}]", item, root.sources) for i, item in enumerate(listed)]
 
 
 def _entries(root: Entry, section: str) -> list[tuple[str, Entry]]:

@@ -11,7 +11,7 @@ from shoal.specs.errors import SpecError, near_names
 from shoal.specs.hardware import FIGURE_CLASSES, Figure, FigureClass
 from shoal.specs.quantities import Dimension, parse_quantity
 
-_ROOT_FIELDS = ("sources", "accelerators", "prices", "engines", "clusters", "models")
+_ROOT_FIELDS = ("sources", "accelerators", "prices", "engines", "capabilities", "clusters", "models")
 _PLAIN_FIGURE = "{value: …, source: …, date: …, class: …} or {value: …, from: a name under `sources`}"
 
 
