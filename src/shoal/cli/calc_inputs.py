@@ -46,7 +46,11 @@ HeadDim = Annotated[int | None, typer.Option("--head-dim", help="Width of a head
 
 MemoryUtilization = Annotated[
     str | None,
-    typer.Option("--memory-utilization", "--gpu-memory-utilization", help="The engine's memory fraction, e.g. 90%; default: its own."),
+    typer.Option(
+        "--memory-utilization",
+        "--gpu-memory-utilization",
+        help="The engine's memory fraction, e.g. 90%; default: its own.",
+    ),
 ]
 MaxNumSeqs = Annotated[
     int | None,

@@ -1,4 +1,4 @@
-"""`shoal calc fit` for one layout: whether an engine runs it, and what its devices hold at the engine's own limit."""
+"""`shoal calc fit` for one layout: whether an engine runs it, and what it holds at the engine's limit."""
 
 from dataclasses import dataclass
 from pathlib import Path

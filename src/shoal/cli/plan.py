@@ -95,7 +95,9 @@ def plan_model(
     ] = None,
     memory_utilization: Annotated[
         str | None,
-        _text("--memory-utilization", "--gpu-memory-utilization", help="Its memory fraction: 90%. Default: its own."),
+        _text(
+            "--memory-utilization", "--gpu-memory-utilization", help="Its memory fraction: 90%. Default: its own."
+        ),
     ] = None,
     max_num_seqs: Annotated[
         str | None, _text("--max-num-seqs", help="Most sequences that the engine may be told to run at once.")
@@ -128,6 +130,9 @@ def plan_model(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a self-contained report here.")] = None,
     emit: Emit = None,
+    serve_model: Annotated[
+        str | None, typer.Option(help="With --emit: the checkpoint that engines load, where it isn't MODEL's own.")
+    ] = None,
 ) -> None:
     """Size, price and explain a deployment of MODEL. Users default to 1, targets to 5 s TTFT and 50 ms TPOT.
 
@@ -149,25 +154,26 @@ def plan_model(
         prices="rented" if rented else prices, sized_for="high" if sure else sized_for,
         layout="; ".join(layout) if layout else None,
     )  # fmt: skip
-    read = read_question(asked, catalog or (), emit if emit not in (None, "k8s") else "vllm")
+    read = read_question(asked, catalog or (), emit if emit not in (None, "k8s", "shoal") else "vllm")
     if read.layouts or read.inverse:
         from shoal.cli.plan_given import answer_inverse, answer_layouts
 
         (answer_layouts if read.layouts else answer_inverse)(read, quick, as_json)
         return
-    _answer(search(read.question), asked.model or "", top, quick, as_json, html, emit)
+    _answer(search(read.question), asked.model or "", top, quick, as_json, html, emit, serve_model)
 
 
 def _answer(
-    plan: "Plan", model: str, top: int, quick: bool, as_json: bool, html: Path | None, emit: str | None
-) -> None:
+    plan: "Plan", model: str, top: int, quick: bool, as_json: bool, html: Path | None, emit: str | None,
+    serve_model: str | None,
+) -> None:  # fmt: skip
     from shoal.plan.explain import explain
     from shoal.plan.report import html_report, plan_data
 
     if emit is not None and plan.best is not None:
         from shoal.plan.emit import emit as emit_text
 
-        typer.echo(emit_text(plan, emit, model))
+        typer.echo(emit_text(plan, emit, model, serve_model=serve_model))
         return
     explanation = explain(plan, sensitivity=not quick)
     if html is not None:

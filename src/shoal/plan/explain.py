@@ -189,8 +189,8 @@ def _binding(plan: Plan, best: Design, terms: Breakdown) -> Iterator[str]:
     yield (
         f"Memory: weights {held.weights / 1e9:,.1f} GB once, cache {held.cache / 1e9:,.1f} GB for the peak; the "
         "fullest "
-        f"device has {layout.weights / 1e9:,.1f} GB of weights and {layout.kv_room / 1e9:,.1f} GB left for cache, with "
-        f"the engine told to run at most {plural(best.sequences, 'sequence')}."
+        f"device has {layout.weights / 1e9:,.1f} GB of weights and {layout.kv_room / 1e9:,.1f} GB left for cache, "
+        f"with the engine told to run at most {plural(best.sequences, 'sequence')}."
     )
 
 

@@ -55,7 +55,7 @@ class Question:
     layouts: tuple[Layout, ...] = ()
     """The layouts to consider; empty: every one that could be."""
     capabilities: tuple[EngineCapability, ...] = ()
-    """What each of `engines` can do; of those not named here, what the shipped table says of their newest release."""
+    """What each of `engines` can do; of others, what the shipped table says of their newest release."""
     memory_fraction: float | None = None
     """The engine's own memory fraction (`gpu_memory_utilization` and its like); None: its default."""
     max_sequences: int | None = None
@@ -71,9 +71,7 @@ class Question:
             if value is not None and (isinstance(value, bool) or not least <= value <= MAX_DEVICES):
                 raise SpecError(field, value, f"a whole number from {least} to {MAX_DEVICES:,}")
         if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
-            raise SpecError(
-                "memory_utilization", self.memory_fraction, "a share above 0 and at most 1 (90 % is 0.9)"
-            )
+            raise SpecError("memory_utilization", self.memory_fraction, "a share above 0, at most 1 (90 % is 0.9)")
         if self.max_sequences is not None and not 1 <= self.max_sequences <= MAX_SEQUENCES:
             raise SpecError("max_num_seqs", self.max_sequences, f"a whole number from 1 to {MAX_SEQUENCES:,}")
         for name in self.weights:
@@ -169,7 +167,8 @@ def weight_options(question: Question, accelerator: Accelerator) -> list[WeightO
     own = published_option(question.model)
     if is_processor(accelerator):
         # Our engine widens every checkpoint to its compute dtype, or rounds it: it never holds it as published.
-        asked = ["float32" if name == "checkpoint" else name for name in question.weights or OWN_FORMATS]
+        same = {"checkpoint": "float32", "fp32": "float32", "bfloat16": "bf16"}
+        asked = [same.get(name, name) for name in question.weights or OWN_FORMATS]
         return list(dict.fromkeys(_option(name, own, OWN_METHODS.get(name, name)) for name in asked))
     if question.weights:
         names = [name for name in question.weights if name != "checkpoint"]

@@ -114,8 +114,8 @@ def size_replica(
 
 
 def _crossing(least: ReplicaMemory, whole: ReplicaMemory, most: int, held: float, longest: float) -> int:
-    """Where the room for KV meets what as many sequences take, if the room falls in a straight line from 1 to `most`
-    sequences. That is exact but for reserves with a floor, where it is on the safe side."""
+    """Where the room for KV meets what as many sequences take, if the room falls in a straight line up to `most`.
+    That is exact but for reserves with a floor, where it is on the safe side."""
     found = float(most)
     for first, last in zip(least.stages, whole.stages, strict=True):
         fall = (first.kv_room - last.kv_room) / (most - 1)

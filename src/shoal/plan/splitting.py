@@ -22,7 +22,7 @@ from shoal.plan.designs import Design
 from shoal.plan.kv import sequence_curve
 from shoal.plan.load_grid import measure_grid, over_lengths
 from shoal.plan.numeric import ARRAY
-from shoal.plan.question import MAX_DEVICES
+from shoal.plan.question import MAX_DEVICES, Question
 from shoal.plan.sizing import Array, CandidateTable, Pick, Times
 from shoal.plan.step_time import Estimate, prefill_terms
 
@@ -88,7 +88,14 @@ def split_designs(table: CandidateTable) -> list[Design]:
         key = (sized.option.decode, sized.option.prefill)
         if key not in best or _preference(sized) < _preference(best[key]):
             best[key] = sized
-    return [_design(table, sized, times) for sized in best.values()]
+    made = [_design(table, sized, times) for sized in best.values()]
+    return [design for design in made if _reaches(question, design)]
+
+
+def _reaches(question: Question, design: Design) -> bool:
+    """The engine can hand KV from the one pool to the other: over a network, or because both are on one server."""
+    able, accelerator = question.capability_for(design.accelerator), design.accelerator
+    return able.reach == "network" or design.devices <= accelerator.devices_per_node
 
 
 def _preference(sized: _Sized) -> tuple[float, ...]:

@@ -115,7 +115,7 @@ def test_options_out_of_range_are_refused(given: dict[str, float], field: str) -
 
 def test_fit_refuses_what_the_engine_refuses() -> None:
     """`calc fit --tp 3` on 32 heads said that it fits."""
-    with pytest.raises(SpecError, match="vllm 0.33.0 runs") as caught:
+    with pytest.raises(SpecError, match=r"vllm 0\.33\.0 runs") as caught:
         fit(model="llama-3.1-8b", layout=Layout(tp=3))
     assert caught.value.field == "layout"
     assert fit(model="smollm2-135m", gpu="cpu", layout=Layout(tp=2))["verdict"] == "fits"

@@ -1,4 +1,4 @@
-"""Fault 2 of issue 14: what each engine version can do restricts search, fit and emit; one test per line of the table.
+"""Fault 2 of issue 14: what each engine version can do restricts search, fit and emit; a test per line.
 
 Each line (engine, version, field) is checked against a design or a refusal that it decides. A field without a check
 here fails the test.
@@ -85,6 +85,17 @@ def _connector(row: EngineCapability) -> None:
     assert "hands no KV over" in (without.layout_problem(catalog_model(DENSE), Layout(), role="prefill") or "")
 
 
+def _reach(row: EngineCapability) -> None:
+    gpu = "cpu" if row.engine == "shoal" else "h100"
+    question = ask(
+        "smollm2-135m", gpu=[gpu], users=4000, input_tokens=2000, output_tokens=200, split="only", tpot=1.0,
+        engine=row.engine, engine_version=row.version or None, ttft=60.0,
+    )  # fmt: skip
+    found = search(question)
+    wide = [d for d in found.designs if d.devices > d.accelerator.devices_per_node]
+    assert bool(wide) == (row.reach == "network")
+
+
 def _role_axes(role: str) -> Callable[[EngineCapability], None]:
     def check(row: EngineCapability) -> None:
         allowed = row.prefill_axes if role == "prefill" else row.decode_axes
@@ -116,7 +127,7 @@ def _release(row: EngineCapability) -> None:
 
 CHECKS: dict[str, Callable[[EngineCapability], None]] = {
     "parts": _parts, "axes": _axes, "heads": _heads, "experts": _experts, "weights": _weights, "caches": _caches,
-    "rounds": _rounds, "connector": _connector, "prefill_axes": _role_axes("prefill"),
+    "rounds": _rounds, "connector": _connector, "reach": _reach, "prefill_axes": _role_axes("prefill"),
     "decode_axes": _role_axes("decode"), "speculation": _speculation, "images": _images, "release": _release,
 }  # fmt: skip
 

@@ -1,6 +1,7 @@
 """A plan as commands or files of an engine: `emit(plan, "vllm")`.
 
-Flags drift: every text names the version it was written for. None has been run on the hardware it is for.
+Every text is for one version of the engine, which the table of capabilities knows. What is for accelerators has not
+been run on them; a `fleet.yaml` for processors is started in a test.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ TARGETS: Mapping[str, Callable[[Launch], str]] = MappingProxyType(
         "vllm": vllm.commands,
         "sglang": sglang.commands,
         "trtllm": trtllm.commands,
-        "shoal": shoal.commands,
+        "shoal": shoal.fleet,
         "k8s": kubernetes.manifests,
     }
 )
@@ -29,12 +30,19 @@ def check_target(target: str) -> str:
     return target
 
 
-def emit(plan: Plan, target: str, model: str | None = None, design: Design | None = None) -> str:
+def emit(
+    plan: Plan,
+    target: str,
+    model: str | None = None,
+    design: Design | None = None,
+    serve_model: str | None = None,
+) -> str:
     """Commands or files of one design (default: the plan's first).
 
     Args:
         target: `vllm`, `sglang`, `trtllm`, `shoal` or `k8s`.
-        model: as the engine should be told; default: the model's Hugging Face name where the catalogue has it.
+        model: the model as the question named it; default: its Hugging Face name where the catalogue has it.
+        serve_model: what the engine should load instead: a hub name or a path on the servers.
 
     Raises:
         SpecError: an unknown target, a plan without a design, or a design that the target cannot run.
@@ -43,4 +51,4 @@ def emit(plan: Plan, target: str, model: str | None = None, design: Design | Non
     chosen = design or plan.best
     if chosen is None:
         raise SpecError("emit", target, "a plan with a design: nothing serves this question")
-    return TARGETS[target](launch_of(plan.question, chosen, model))
+    return TARGETS[target](launch_of(plan.question, chosen, model, serve_model))

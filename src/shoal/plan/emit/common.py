@@ -3,13 +3,14 @@
 import math
 import shlex
 from dataclasses import dataclass
-from pathlib import Path
 
 from shoal.plan.designs import Design
+from shoal.plan.emit.reference import Checkpoint, checkpoint_of
 from shoal.plan.question import Question
 from shoal.plan.words import milliseconds, seconds
-from shoal.specs.catalog.models import catalog_entry
-from shoal.specs.errors import SpecError, UnknownModel
+from shoal.specs.catalog import EngineCapability
+from shoal.specs.errors import SpecError
+from shoal.specs.hardware import Accelerator
 from shoal.specs.layout import Layout
 
 FIRST_PORT = 8000
@@ -24,11 +25,17 @@ class Pool:
     layout: Layout
     replicas: int
     sequences: int
-    """Requests that one replica runs at once."""
+    """Requests that the engine is told to run at once on one attention rank."""
+    accelerator: Accelerator
 
-    def nodes(self, per_node: int) -> int:
+    @property
+    def per_node(self) -> int:
+        return self.accelerator.devices_per_node
+
+    @property
+    def nodes(self) -> int:
         """Servers of one replica."""
-        return max(1, math.ceil(self.layout.world / per_node))
+        return max(1, math.ceil(self.layout.world / self.per_node))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,83 +44,111 @@ class Launch:
 
     question: Question
     design: Design
-    model: str
-    """Hub name or path of the published checkpoint."""
+    checkpoint: Checkpoint
     pools: tuple[Pool, ...]
     context: int
     """The longest request, tokens."""
 
     @property
-    def per_node(self) -> int:
-        return self.design.accelerator.devices_per_node
+    def able(self) -> EngineCapability:
+        """The engine version that the text is for, and what it can do."""
+        return self.question.capability_for(self.design.accelerator)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step that memory was planned for (`max_num_batched_tokens`)."""
+        accelerator = self.design.accelerator
+        return self.question.engine_for(accelerator).defaults(accelerator.device_bytes)[1]
+
+    @property
+    def fraction(self) -> float:
+        """The engine's memory fraction."""
+        given = self.question.memory_fraction
+        return self.question.engine_for(self.design.accelerator).fraction if given is None else given
 
     @property
     def slug(self) -> str:
         """The model's name as Kubernetes and shells like it."""
-        kept = [c if c.isalnum() else "-" for c in self.model.rsplit("/", 1)[-1].lower()]
+        kept = [c if c.isalnum() else "-" for c in self.checkpoint.name.rsplit("/", 1)[-1].lower()]
         return "".join(kept).strip("-")[:40].strip("-") or "model"
 
-    def header(self, engine: str, written_for: str) -> list[str]:
+    @property
+    def rounds(self) -> bool:
+        """The engine itself converts the published weights, on loading."""
+        weights = self.design.weights
+        return not weights.native and weights.name in self.able.rounds
+
+    @property
+    def converted(self) -> str | None:
+        """The format that a checkpoint has to be stored in; None: the published one does."""
+        weights = self.design.weights
+        plain = weights.native or weights.name in ("bf16", "fp16", "fp32", "float16", "float32")
+        return None if plain or self.rounds else weights.name
+
+    def header(self, label: str) -> list[str]:
         """Comment lines that open every emitted text."""
         d = self.design
-        lines = [
+        return [
             f"# {d.name}",
-            f"# {d.devices} devices. Written for {engine} {written_for}; flags change: check its documentation.",
+            f"# {d.devices} devices. Written for {label}; flags change: check its documentation.",
             f"# Predicted, not measured: TTFT {seconds(d.ttft)}, TPOT {milliseconds(d.tpot)}.",
         ]
-        return lines
 
 
-def launch_of(question: Question, design: Design, model: str | None) -> Launch:
+def launch_of(question: Question, design: Design, model: str | None, serve_model: str | None = None) -> Launch:
     """Everything a launcher needs from a design."""
-    room = max(design.capacity, math.ceil(design.load))
+    here = design.accelerator
     if design.prefill is None:
-        pools: tuple[Pool, ...] = (Pool("serve", design.layout, design.replicas, room),)
+        pools: tuple[Pool, ...] = (Pool("serve", design.layout, design.replicas, design.sequences, here),)
     else:
-        waiting = math.ceil(design.load * design.replicas / design.prefill_replicas)
         pools = (
-            Pool("prefill", design.prefill, design.prefill_replicas, min(waiting, 256)),
-            Pool("decode", design.layout, design.replicas, room),
+            Pool("prefill", design.prefill, design.prefill_replicas, design.prefill_sequences, here),
+            Pool("decode", design.layout, design.replicas, design.sequences, here),
         )
     context = math.ceil(question.workload.longest_context)
-    return Launch(question, design, _reference(question, model), pools, context)
+    return Launch(question, design, checkpoint_of(question, model, serve_model), pools, context)
 
 
-def _reference(question: Question, model: str | None) -> str:
-    """A path as given; a catalogued model by its first Hugging Face name."""
-    if model is not None and Path(model).exists():
-        path = Path(model)
-        return str(path.parent if path.name == "config.json" else path)
-    for name in (model, question.model.name):
-        try:
-            entry = catalog_entry(name) if name else None
-        except UnknownModel:
-            continue
-        if entry is not None:
-            asked = next((known for known in entry.ids if name and known.lower() == name.lower()), None)
-            return asked or entry.ids[0]
-    return model or question.model.name
+def shell_model(launch: Launch) -> tuple[list[str], str]:
+    """(lines that say which checkpoint, the model as a shell command names it)."""
+    wanted, checkpoint = launch.converted, launch.checkpoint
+    if wanted is not None and checkpoint.given is None:
+        note = f"# The plan stores weights as {wanted}: set MODEL to {checkpoint.name} converted to it."
+        return [note, f'MODEL="${{MODEL:?a {wanted} checkpoint of {shell_safe(checkpoint.name)}}}"'], '"$MODEL"'
+    if checkpoint.reference is None:
+        note = f"# {checkpoint.name} is known by its config alone: set MODEL to the weights' directory or hub name."
+        return [note, f'MODEL="${{MODEL:?directory or hub name of {shell_safe(checkpoint.name)}}}"'], '"$MODEL"'
+    return [], shlex.quote(checkpoint.reference)
 
 
-def converted(launch: Launch) -> str | None:
-    """The name of the weights' format where engines need a checkpoint stored so, not the published one."""
-    weights = launch.design.weights
-    return None if weights.native or weights.name in ("fp8", "bf16", "float32") else weights.name
+def file_model(launch: Launch, target: str) -> str:
+    """The model as a file names it, where no variable can stand in its place. Raises `SpecError` for one that is
+    known by its config alone, or that has to be converted first."""
+    checkpoint, wanted = launch.checkpoint, launch.converted
+    if checkpoint.given is not None:
+        return checkpoint.given
+    if wanted is not None:
+        accepted = (
+            f"--serve-model with a {wanted} checkpoint, or --weights checkpoint for a design that converts none"
+        )
+        raise SpecError("emit", target, accepted)
+    if checkpoint.reference is None:
+        accepted = f"--serve-model with a directory or hub name: of {checkpoint.name} only a config is known"
+        raise SpecError("emit", target, accepted)
+    return checkpoint.reference
 
 
-def checkpoint(launch: Launch) -> tuple[list[str], str]:
-    """(lines that say which checkpoint, the model as the command names it)."""
-    wanted = converted(launch)
-    if wanted is None:
-        return [], shlex.quote(launch.model)
-    note = f"# The plan stores weights as {wanted}: set MODEL to a checkpoint of {launch.model} converted to it."
-    return [note, f'MODEL="${{MODEL:?a {wanted} checkpoint of {launch.model}}}"'], '"$MODEL"'
+def shell_safe(text: str) -> str:
+    """For inside double quotes of a `${…:?…}`: what a shell would read as its own is left out."""
+    return "".join(c for c in text if c.isalnum() or c in "/._- ")
 
 
-def need_gpu(launch: Launch, engine: str) -> None:
-    """Refuse designs on processors for engines that the planner knows on accelerators only."""
-    if not launch.design.accelerator.supports("bf16"):
-        raise SpecError("emit", engine, f"shoal or k8s: {launch.design.accelerator.name} is a processor")
+def need_engine(launch: Launch, engine: str) -> None:
+    """Refuse designs that were planned for another engine than the text is for."""
+    planned = launch.able
+    if planned.engine != engine:
+        here = launch.design.accelerator.name
+        raise SpecError("emit", engine, f"{planned.engine} or shoal: the plan runs {planned.engine} on {here}")
 
 
 def command(parts: list[str]) -> str:

@@ -1,43 +1,57 @@
-"""Kubernetes: a Deployment for replicas of one server, a LeaderWorkerSet for larger ones, and a Service."""
+"""Kubernetes: a Deployment for replicas of one server, a LeaderWorkerSet for larger ones, Services, and the volume
+for weights. The engine is the plan's: vLLM or SGLang."""
+
+import math
 
 import yaml
 
-from shoal.plan.emit import vllm
-from shoal.plan.emit.common import FIRST_PORT, Launch, Pool, converted
-from shoal.specs.errors import SpecError
-
-WRITTEN_FOR = "1.29 and later, vLLM " + vllm.WRITTEN_FOR
-IMAGES = {"NVIDIA": "vllm/vllm-openai:v0.22.0", "AMD": "rocm/vllm:latest"}
-RESOURCES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu"}
-START_SECONDS, PERIOD = 3600, 10
+from shoal.plan.emit import pods
+from shoal.plan.emit.common import Launch, file_model
+from shoal.specs.sizes import weight_bytes
 
 Manifest = dict[str, object]
+MODELS_PATH, CACHE_PATH = "/models", "/root/.cache/huggingface"
 
 
 def manifests(launch: Launch) -> str:
     """YAML documents that `kubectl apply -f` reads."""
-    accelerator = launch.design.accelerator
-    if accelerator.vendor not in RESOURCES or not accelerator.supports("bf16"):
-        raise SpecError("emit", "k8s", f"shoal: no device plugin is known for {accelerator.name}")
-    documents: list[Manifest] = []
+    target = pods.target_of(launch)
+    model = file_model(launch, "k8s")
+    local = launch.checkpoint.is_local
+    mounted = f"{MODELS_PATH}/{model.rstrip('/').rsplit('/', 1)[-1]}" if local else model
+    claim = f"{launch.slug}-weights"
+    documents: list[Manifest] = [_claim(launch, claim)]
     for pool in launch.pools:
         name = launch.slug if pool.role == "serve" else f"{launch.slug}-{pool.role}"
-        spans = pool.nodes(launch.per_node) > 1
-        documents.append(_group(launch, pool, name) if spans else _deployment(launch, pool, name))
+        pod = pods.PodContext(launch, pool, target, mounted, claim, MODELS_PATH if local else CACHE_PATH)
+        spans = pool.nodes > 1
+        documents.append(_group(pod, name) if spans else _deployment(pod, name))
         documents.append(_service(name))
         if pool.replicas > 1:
             documents.append(_budget(name))
-    lines = launch.header("Kubernetes", WRITTEN_FOR)
-    wanted = converted(launch)
-    if wanted is not None:
-        lines.append(f"# The plan stores weights as {wanted}: replace the model by a checkpoint converted to it.")
-    if any(pool.nodes(launch.per_node) > 1 for pool in launch.pools):
-        lines.append("# LeaderWorkerSet must be installed (leaderworkerset.x-k8s.io/v1).")
-    if IMAGES[accelerator.vendor].endswith(":latest"):
-        lines.append(f"# {IMAGES[accelerator.vendor]}: pin the tag that you tested; its options may differ.")
-    if launch.design.split:
-        lines.append("# A router that knows prefill from decode goes in front (llm-d, Dynamo).")
+    lines = [*launch.header(f"Kubernetes 1.29 and later, {target.label}"), *_notes(launch, model, claim, local)]
     return "\n".join(lines) + "\n" + yaml.dump_all(documents, Dumper=_Plain, sort_keys=False, width=110)
+
+
+def _notes(launch: Launch, model: str, claim: str, local: bool) -> list[str]:
+    accelerator = launch.design.accelerator
+    lines = []
+    if local:
+        lines.append(f"# Copy {model} into the volume of the claim {claim} first.")
+    else:
+        lines.append("# Weights that need a licence: kubectl create secret generic hf-token --from-literal=token=…")
+    if pods.product_of(accelerator) is None:
+        lines.append(f"# No node label of {accelerator.name} is known: add a nodeSelector where nodes differ.")
+    if any(pool.nodes > 1 for pool in launch.pools):
+        lines.append("# LeaderWorkerSet must be installed (leaderworkerset.x-k8s.io/v1).")
+    if any(pods.needs_rdma(launch, pool) for pool in launch.pools):
+        lines.append(f"# {pods.RDMA} is what the RDMA device plugin advertises: put your cluster's name there.")
+    if launch.design.split:
+        lines.append(
+            "# In front: a router that knows prefill from decode, with the pods' addresses: `shoal serve`, "
+            "llm-d or Dynamo."
+        )
+    return lines
 
 
 class _Plain(yaml.SafeDumper):
@@ -47,12 +61,19 @@ class _Plain(yaml.SafeDumper):
         return True
 
 
-def _deployment(launch: Launch, pool: Pool, name: str) -> Manifest:
+def _claim(launch: Launch, name: str) -> Manifest:
+    """Where weights are kept, read by all pods: half as much again as they take, for a second revision's parts."""
+    size = math.ceil(weight_bytes(launch.question.model, launch.design.weights.method).total * 1.5 / 2**30)
+    spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": f"{max(1, size)}Gi"}}}
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": spec}
+
+
+def _deployment(pod: pods.PodContext, name: str) -> Manifest:
     labels = {"app": name}
     spec = {
-        "replicas": pool.replicas,
+        "replicas": pod.pool.replicas,
         "selector": {"matchLabels": labels},
-        "template": {"metadata": {"labels": labels}, "spec": _pod(launch, pool, pool.layout.world, [])},
+        "template": {"metadata": {"labels": labels}, "spec": pods.pod_spec(pod, pod.pool.layout.world, [])},
     }
     return {
         "apiVersion": "apps/v1",
@@ -62,83 +83,29 @@ def _deployment(launch: Launch, pool: Pool, name: str) -> Manifest:
     }
 
 
-def _group(launch: Launch, pool: Pool, name: str) -> Manifest:
+def _group(pod: pods.PodContext, name: str) -> Manifest:
     """One LeaderWorkerSet: its groups are the replicas, its pods the servers of one."""
-    nodes, labels = pool.nodes(launch.per_node), {"app": name}
-    if pool.layout.dp > 1:
-        local = max(1, pool.layout.dp // nodes)
-        shared = [
-            "--data-parallel-size-local", str(local), "--data-parallel-address", "$(LWS_LEADER_ADDRESS)",
-            "--data-parallel-rpc-port", str(vllm.RPC_PORT),
-        ]  # fmt: skip
-        # Kubernetes substitutes variables but does not calculate, so a shell works out the first rank.
-        worker = [*shared, "--headless", "--data-parallel-start-rank", f"$((LWS_WORKER_INDEX * {local}))"]
-    else:
-        shared = [
-            "--nnodes",
-            str(nodes),
-            "--node-rank",
-            "$(LWS_WORKER_INDEX)",
-            "--master-addr",
-            "$(LWS_LEADER_ADDRESS)",
-        ]
-        worker = [*shared, "--headless"]
+    pool, labels = pod.pool, {"app": name}
+    head, worker = pod.target.places(pool)
     spec = {
         "replicas": pool.replicas,
         "leaderWorkerTemplate": {
-            "size": nodes,
+            "size": pool.nodes,
             "restartPolicy": "RecreateGroupOnPodRestart",
             "leaderTemplate": {
                 "metadata": {"labels": {**labels, "role": "leader"}},
-                "spec": _pod(launch, pool, launch.per_node, shared),
+                "spec": pods.pod_spec(pod, pool.per_node, head),
             },
-            "workerTemplate": {"spec": _pod(launch, pool, launch.per_node, worker, probes=False)},
+            "workerTemplate": {
+                "metadata": {"labels": {**labels, "role": "worker"}},
+                "spec": pods.pod_spec(pod, pool.per_node, worker, serves=False),
+            },
         },
     }
     return {
         "apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet",
         "metadata": {"name": name, "labels": labels}, "spec": spec,
     }  # fmt: skip
-
-
-def _pod(launch: Launch, pool: Pool, devices: int, extra: list[str], probes: bool = True) -> Manifest:
-    vendor = launch.design.accelerator.vendor
-    words = [word for option in vllm.options(launch, pool) for word in _words(option)]
-    arguments = [launch.model, *words, *extra, *(["--port", str(FIRST_PORT)] if probes else [])]
-    container: Manifest = {"name": "vllm", "image": IMAGES[vendor]}
-    if any(word.startswith("$((") for word in extra):
-        quoted = " ".join(word if word.startswith("$") else f"'{word}'" for word in arguments)
-        container |= {
-            "command": [
-                "sh",
-                "-c",
-                "exec vllm serve " + quoted.replace("$(LWS_LEADER_ADDRESS)", "$LWS_LEADER_ADDRESS"),
-            ]
-        }
-    else:
-        container |= {"command": ["vllm", "serve"], "args": arguments}
-    container |= {
-        "ports": [{"containerPort": FIRST_PORT, "name": "http"}],
-        "resources": {"limits": {RESOURCES[vendor]: devices}},
-        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
-    }
-    if probes:
-        check = {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": PERIOD}
-        container |= {
-            "startupProbe": {**check, "failureThreshold": START_SECONDS // PERIOD},
-            "readinessProbe": check,
-            "livenessProbe": {**check, "failureThreshold": 6},
-        }
-    return {
-        "containers": [container],
-        "terminationGracePeriodSeconds": 120,
-        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}}],
-    }
-
-
-def _words(option: str) -> list[str]:
-    name, _, value = option.partition(" ")
-    return [name, value.strip("'")] if value else [name]
 
 
 def _service(name: str) -> Manifest:

@@ -1,14 +1,13 @@
 """SGLang: `python -m sglang.launch_server`."""
 
-from shoal.plan.emit.common import FIRST_PORT, Launch, Pool, checkpoint, command, need_gpu
+from shoal.plan.emit.common import FIRST_PORT, Launch, Pool, command, need_engine, shell_model
 
-WRITTEN_FOR = "0.5"
 INIT_PORT = 20000
 
 
 def options(launch: Launch, pool: Pool) -> list[str]:
     """Options of one replica. With attention data parallelism, SGLang's tp counts all ranks of a stage."""
-    d, layout = launch.design, pool.layout
+    layout = pool.layout
     ranks = layout.tp * layout.dp
     found = [f"--tp-size {ranks}"] if ranks > 1 else []
     if layout.pp > 1:
@@ -17,23 +16,37 @@ def options(launch: Launch, pool: Pool) -> list[str]:
         found += [f"--dp-size {layout.dp}", "--enable-dp-attention"]
     if layout.ep > 1:
         found.append(f"--ep-size {layout.ep}")
-    if not d.weights.native and d.weights.name == "fp8":
-        found.append("--quantization fp8")
-    if d.kv_dtype == "fp8":
-        found.append("--kv-cache-dtype fp8_e4m3")
-    found += [f"--context-length {launch.context}", f"--max-running-requests {pool.sequences}"]
+    given = engine_options(launch, pool)
+    return [*found, *(f"--{name} {value}" for name, value in given.items())]
+
+
+def engine_options(launch: Launch, pool: Pool) -> dict[str, object]:
+    """Options of one replica by name, layout left out."""
+    found: dict[str, object] = {}
+    if launch.rounds:
+        found["quantization"] = launch.design.weights.name
+    if launch.design.kv_dtype == "fp8":
+        found["kv-cache-dtype"] = "fp8_e4m3"
+    found["context-length"] = launch.context
+    found["max-running-requests"] = pool.sequences * pool.layout.dp
+    # The largest captured batch is what SGLang's reserve is worked out from, as the plan's memory is.
+    found["cuda-graph-max-bs"] = pool.sequences
+    found["chunked-prefill-size"] = launch.tokens
+    if launch.question.memory_fraction is not None:
+        found["mem-fraction-static"] = launch.fraction
     if pool.role != "serve":
-        found += [f"--disaggregation-mode {pool.role}", "--disaggregation-transfer-backend nixl"]
+        found["disaggregation-mode"] = pool.role
+        found["disaggregation-transfer-backend"] = launch.able.connector[0]
     return found
 
 
 def commands(launch: Launch) -> str:
-    """A shell text: one command a node of a replica, and the router."""
-    need_gpu(launch, "sglang")
-    notes, model = checkpoint(launch)
-    lines = [*launch.header("SGLang", WRITTEN_FOR), *notes]
+    """A shell text: one command per node of a replica, and the router."""
+    need_engine(launch, "sglang")
+    notes, model = shell_model(launch)
+    lines = [*launch.header(f"SGLang {launch.able.version}"), *notes]
     for pool in launch.pools:
-        nodes = pool.nodes(launch.per_node)
+        nodes = pool.nodes
         role = "" if pool.role == "serve" else f" for {pool.role}"
         lines += ["", f"# {pool.replicas} of these{role}, each on devices of its own:"]
         for node in range(nodes):

@@ -2,10 +2,7 @@
 
 import yaml
 
-from shoal.plan.emit.common import FIRST_PORT, Launch, Pool, checkpoint, command, need_gpu
-from shoal.specs.errors import SpecError
-
-WRITTEN_FOR = "1.0 (PyTorch backend)"
+from shoal.plan.emit.common import FIRST_PORT, Launch, Pool, command, need_engine, shell_model
 
 
 def options(launch: Launch, pool: Pool) -> list[str]:
@@ -14,21 +11,23 @@ def options(launch: Launch, pool: Pool) -> list[str]:
     found = [f"--tp_size {layout.tp * layout.dp}", f"--pp_size {layout.pp}"]
     if layout.ep > 1:
         found.append(f"--ep_size {layout.ep}")
-    batch = max(1, -(-pool.sequences // layout.dp))
-    return [*found, f"--max_batch_size {batch}", f"--max_seq_len {launch.context}"]
+    limits = [f"--max_batch_size {pool.sequences}", f"--max_num_tokens {launch.tokens}"]
+    return [*found, *limits, f"--max_seq_len {launch.context}"]
 
 
 def options_file(launch: Launch, pool: Pool) -> str:
     """The YAML that `--extra_llm_api_options` reads."""
-    engine = next((e for e in launch.question.engines if e.engine == "trtllm"), None)
-    cache: dict[str, object] = {"free_gpu_memory_fraction": engine.fraction if engine else 0.9}
+    cache: dict[str, object] = {"free_gpu_memory_fraction": launch.fraction}
     if launch.design.kv_dtype == "fp8":
         cache["dtype"] = "fp8"
     content: dict[str, object] = {"kv_cache_config": cache}
     if pool.layout.dp > 1:
         content["enable_attention_dp"] = True
     if pool.role != "serve":
-        content["cache_transceiver_config"] = {"backend": "DEFAULT", "max_tokens_in_buffer": launch.context}
+        content["cache_transceiver_config"] = {
+            "backend": launch.able.connector[0],
+            "max_tokens_in_buffer": launch.context,
+        }
     if pool.role == "prefill":
         content["disable_overlap_scheduler"] = True
     return yaml.safe_dump(content, sort_keys=False)
@@ -36,17 +35,11 @@ def options_file(launch: Launch, pool: Pool) -> str:
 
 def commands(launch: Launch) -> str:
     """A shell text that writes the options files and starts the servers."""
-    need_gpu(launch, "trtllm")
-    if launch.design.accelerator.vendor != "NVIDIA":
-        raise SpecError("emit", "trtllm", f"vllm or sglang: {launch.design.accelerator.name} is not NVIDIA's")
-    notes, model = checkpoint(launch)
-    if not launch.design.weights.native and launch.design.weights.name == "fp8":
-        notes = [f"# TensorRT-LLM wants a checkpoint stored as fp8: set MODEL to one of {launch.model}."]
-        notes.append('MODEL="${MODEL:?an fp8 checkpoint}"')
-        model = '"$MODEL"'
-    lines = [*launch.header("TensorRT-LLM", WRITTEN_FOR), *notes]
+    need_engine(launch, "trtllm")
+    notes, model = shell_model(launch)
+    lines = [*launch.header(f"TensorRT-LLM {launch.able.version} (PyTorch backend)"), *notes]
     for pool in launch.pools:
-        nodes = pool.nodes(launch.per_node)
+        nodes = pool.nodes
         file = f"{pool.role}.yaml"
         lines += ["", f"cat > {file} <<'EOF'", options_file(launch, pool).rstrip(), "EOF"]
         lines.append(f"# {pool.replicas} of these, each on devices of its own:")

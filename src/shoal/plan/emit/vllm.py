@@ -2,16 +2,15 @@
 
 import json
 
-from shoal.plan.emit.common import FIRST_PORT, Launch, Pool, checkpoint, command, need_gpu
+from shoal.plan.emit.common import FIRST_PORT, Launch, Pool, command, need_engine, shell_model
 
-WRITTEN_FOR = "0.22 (also read: 0.12 to 0.23)"
 RPC_PORT = 13345
 SIDE_CHANNEL = 5600
 
 
 def options(launch: Launch, pool: Pool) -> list[str]:
     """Options of one replica, those of its place among nodes and its port left out."""
-    d, layout = launch.design, pool.layout
+    layout = pool.layout
     found = []
     if layout.tp > 1:
         found.append(f"--tensor-parallel-size {layout.tp}")
@@ -21,55 +20,71 @@ def options(launch: Launch, pool: Pool) -> list[str]:
         found.append(f"--data-parallel-size {layout.dp}")
     if layout.ep > 1:
         found.append("--enable-expert-parallel")
-    if not d.weights.native and d.weights.name == "fp8":
-        found.append("--quantization fp8")
-    if d.kv_dtype == "fp8":
-        found.append("--kv-cache-dtype fp8")
-    found += [f"--max-model-len {launch.context}", f"--max-num-seqs {max(1, -(-pool.sequences // layout.dp))}"]
-    engine = next((e for e in launch.question.engines if e.engine == "vllm"), None)
-    if engine is not None:
-        found.append(f"--gpu-memory-utilization {engine.fraction:g}")
-    if launch.question.workload.prefix_hit > 0:
-        found.append("--enable-prefix-caching")
-    if pool.role != "serve":
-        transfer = json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})
-        found.append(f"--kv-transfer-config '{transfer}'")
+    flags = engine_options(launch, pool)
+    for name, value in flags.items():
+        found.append(f"--{name}" if value is True else f"--{name} {_quoted(value)}")
     return found
 
 
+def engine_options(launch: Launch, pool: Pool) -> dict[str, object]:
+    """Options of one replica by name, layout left out: what a fleet's pool gives its engine."""
+    found: dict[str, object] = {}
+    if launch.rounds:
+        found["quantization"] = launch.design.weights.name
+    if launch.design.kv_dtype == "fp8":
+        found["kv-cache-dtype"] = "fp8"
+    if pool.accelerator.architecture == "turing" and launch.design.weights.stored in ("bfloat16", "bf16"):
+        # No bfloat16 below compute capability 8.0.
+        found["dtype"] = "half"
+    found["max-model-len"] = launch.context
+    # All that memory was planned for: left to its defaults, the engine would set aside for its own.
+    found["max-num-seqs"] = pool.sequences
+    found["max-num-batched-tokens"] = launch.tokens
+    found["gpu-memory-utilization"] = launch.fraction
+    if launch.question.workload.prefix_hit > 0:
+        found["enable-prefix-caching"] = True
+    if pool.role != "serve":
+        transfer = {"kv_connector": launch.able.connector[0], "kv_role": "kv_both"}
+        found["kv-transfer-config"] = json.dumps(transfer)
+    return found
+
+
+def _quoted(value: object) -> str:
+    return f"'{value}'" if isinstance(value, str) and not value.isalnum() else f"{value}"
+
+
 def commands(launch: Launch) -> str:
-    """A shell text: one command a node of a replica, and how many replicas."""
-    need_gpu(launch, "vllm")
-    notes, model = checkpoint(launch)
-    lines = [*launch.header("vLLM", WRITTEN_FOR), *notes]
+    """A shell text: one command per node of a replica, and how many replicas."""
+    need_engine(launch, "vllm")
+    notes, model = shell_model(launch)
+    lines = [*launch.header(f"vLLM {launch.able.version}"), *notes]
     for pool in launch.pools:
-        nodes = pool.nodes(launch.per_node)
         role = "" if pool.role == "serve" else f" for {pool.role}"
         lines += ["", f"# {pool.replicas} of these{role}, each on devices of its own:"]
-        for node in range(nodes):
+        for node in range(pool.nodes):
             lines += [
-                *_place(pool, node, nodes),
-                command([f"vllm serve {model}", *options(launch, pool), *_node(pool, node, nodes)]),
+                *_place(pool, node),
+                command([f"vllm serve {model}", *options(launch, pool), *_node(pool, node)]),
             ]
     lines += _router(launch)
     return "\n".join(lines) + "\n"
 
 
-def _place(pool: Pool, node: int, nodes: int) -> list[str]:
-    found = [] if nodes == 1 else [f"# server {node} of {nodes}; HEAD is the address of server 0"]
-    if pool.role != "serve" and node == 0:
+def _place(pool: Pool, node: int) -> list[str]:
+    found = [] if pool.nodes == 1 else [f"# server {node} of {pool.nodes}; HEAD is the address of server 0"]
+    if pool.role != "serve":
         found.append(
             f"export VLLM_NIXL_SIDE_CHANNEL_HOST=$(hostname -i) VLLM_NIXL_SIDE_CHANNEL_PORT={SIDE_CHANNEL}"
         )
     return found
 
 
-def _node(pool: Pool, node: int, nodes: int) -> list[str]:
+def _node(pool: Pool, node: int) -> list[str]:
     """What one node of a replica that spans several adds."""
-    if nodes == 1:
+    if pool.nodes == 1:
         return [f"--port {FIRST_PORT}"]
     if pool.layout.dp > 1:
-        local = max(1, pool.layout.dp // nodes)
+        local = max(1, pool.layout.dp // pool.nodes)
         shared = [
             f"--data-parallel-size-local {local}", '--data-parallel-address "$HEAD"',
             f"--data-parallel-rpc-port {RPC_PORT}",
@@ -78,7 +93,7 @@ def _node(pool: Pool, node: int, nodes: int) -> list[str]:
             [f"--port {FIRST_PORT}"] if node == 0 else ["--headless", f"--data-parallel-start-rank {node * local}"]
         )
         return [*shared, *head]
-    shared = [f"--nnodes {nodes}", f"--node-rank {node}", '--master-addr "$HEAD"']
+    shared = [f"--nnodes {pool.nodes}", f"--node-rank {node}", '--master-addr "$HEAD"']
     return [*shared, f"--port {FIRST_PORT}"] if node == 0 else [*shared, "--headless"]
 
 
@@ -86,8 +101,11 @@ def _router(launch: Launch) -> list[str]:
     if len(launch.pools) > 1:
         return [
             "",
-            "# Put a router that knows prefill from decode in front (llm-d, Dynamo, or vLLM's proxy example).",
+            "# In front: a router that knows prefill from decode. `--emit shoal` writes Shoal's, with these.",
         ]
     if launch.pools[0].replicas > 1:
-        return ["", "# Put a router in front of the replicas; one that knows prefixes saves prefill."]
+        return [
+            "",
+            "# In front: a router that knows prefixes saves prefill. `--emit shoal` writes Shoal's, with these.",
+        ]
     return []

@@ -19,17 +19,20 @@ from shoal.specs.model import ModelSpec, QuantizationSpec
 from shoal.specs.quantization import quantization
 
 Heads = Literal["even", "groups"]
-"""even: tp divides the query heads, and KV heads divide or are divided by it · groups: whole KV groups, unevenly."""
+"""even: tp divides query heads; KV heads divide tp or are divided by it · groups: whole KV groups, unevenly."""
 Experts = Literal["stage", "divides", "any"]
-"""stage: ep is one or all ranks of a stage · divides: ep divides the experts · any: every divisor of a stage's ranks."""
+"""stage: ep is all ranks of a stage · divides: ep divides the number of experts · any: any divisor of the ranks."""
+Reach = Literal["network", "server"]
+"""How far KV can be handed: to another server, or only within one."""
 Role = Literal["serve", "prefill", "decode"]
 
 _FIELDS = (
-    "parts", "axes", "heads", "experts", "weights", "caches", "rounds", "connector", "prefill_axes", "decode_axes",
-    "speculation", "images",
+    "parts", "axes", "heads", "experts", "weights", "caches", "rounds", "connector", "reach", "prefill_axes",
+    "decode_axes", "speculation", "images",
 )  # fmt: skip
 ARCHITECTURES = (
-    "ampere", "ada", "hopper", "blackwell", "blackwell_rtx", "cdna3", "cdna4", "avx2", "avx512_vnni",
+    "volta", "turing", "ampere", "ada", "hopper", "blackwell", "blackwell_rtx", "cdna3", "cdna4", "apple_gpu", "avx2",
+    "avx512_vnni",
 )  # fmt: skip
 """Those that the table was made for. Of others, which a user's own catalogue may name, nothing is held against."""
 _PLAIN = ("bfloat16", "float16")
@@ -69,6 +72,7 @@ class EngineCapability:
     """Formats to which it converts a 16-bit checkpoint on loading; others need a checkpoint stored so."""
     connector: tuple[str, ...]
     """Ways to hand KV from prefill to decode, the one that is emitted first; empty: no split."""
+    reach: Reach
     prefill_axes: tuple[str, ...]
     """Axes that may be above 1 in a prefill worker."""
     decode_axes: tuple[str, ...]
@@ -230,6 +234,7 @@ def read_capability(entry: Entry) -> EngineCapability:
         caches=_by_name(lines["caches"]),
         rounds=lines["rounds"].words("value"),
         connector=lines["connector"].words("value"),
+        reach="server" if _one_of(lines["reach"], ("network", "server")) == "server" else "network",
         prefill_axes=_axes(lines["prefill_axes"]),
         decode_axes=_axes(lines["decode_axes"]),
         speculation=lines["speculation"].words("value"),
