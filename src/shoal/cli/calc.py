@@ -32,7 +32,7 @@ from shoal.cli.calc_inputs import (
 from shoal.plan import calc
 from shoal.specs.errors import SpecError
 from shoal.specs.layout import Layout
-from shoal.specs.quantities import parse_count, parse_quantity, parse_share, parse_tokens
+from shoal.specs.quantities import parse_count, parse_quantity, parse_share
 from shoal.specs.units import decimal_bytes, duration, gigabytes
 
 app = typer.Typer(

@@ -31,8 +31,8 @@ _FIELDS = (
     "decode_axes", "speculation", "images",
 )  # fmt: skip
 ARCHITECTURES = (
-    "volta", "turing", "ampere", "ada", "hopper", "blackwell", "blackwell_rtx", "cdna3", "cdna4", "apple_gpu", "avx2",
-    "avx512_vnni",
+    "volta", "turing", "ampere", "ada", "hopper", "blackwell", "blackwell_rtx", "cdna3", "cdna4", "apple_gpu",
+    "avx2", "avx512_vnni",
 )  # fmt: skip
 """Those that the table was made for. Of others, which a user's own catalogue may name, nothing is held against."""
 _PLAIN = ("bfloat16", "float16")
