@@ -123,7 +123,7 @@ def _design(
         limit=limit_of(question, c, sized, index), memory_batch=c.batch, ttft=ttft, tpot=tpot,
         tokens_per_second=speed, demand=asked, front=(), needed=range_, cost=cost, energy=energy,
         sure=bool(high.requests[index] >= 1) and _sure(question, ttft, tpot),
-        sequences=told_sequences(c, max(float(sized.requests[index]), float(load[index]))),
+        sequences=told_sequences(c, max(float(sized.requests[index]), load)),
     )  # fmt: skip
 
 
