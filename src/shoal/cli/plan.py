@@ -1,5 +1,6 @@
 """`shoal plan MODEL`: a sized, priced, explained deployment; `score` and `calibrate` beside it."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -125,6 +126,9 @@ def plan_model(
         ),
     ] = None,
     catalog: Annotated[list[Path] | None, typer.Option(help="A catalogue file of your own; repeatable.")] = None,
+    constants: Annotated[
+        Path | None, typer.Option(help="Constants of the time model, written by `shoal plan calibrate`.")
+    ] = None,
     top: Annotated[int, typer.Option(min=1, max=1000, help="Designs to show.")] = 8,
     quick: Annotated[bool, typer.Option("--quick", help="Leave out what would change the answer.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
@@ -155,6 +159,10 @@ def plan_model(
         layout="; ".join(layout) if layout else None,
     )  # fmt: skip
     read = read_question(asked, catalog or (), emit if emit not in (None, "k8s", "shoal") else "vllm")
+    if constants is not None:
+        from shoal.plan.artifact import read_artifact
+
+        read = replace(read, question=replace(read.question, constants=read_artifact(constants)))
     if read.layouts or read.inverse:
         from shoal.cli.plan_given import answer_inverse, answer_layouts
 

@@ -52,13 +52,23 @@ def score(
 
 def calibrate(
     measurements: Annotated[
-        Path, typer.Argument(help="CSV of measured rows, a vLLM log, or JSON of vllm bench, guidellm or aiperf.")
+        list[Path],
+        typer.Argument(
+            help="A CSV of measured rows; or JSON of shoal bench, vllm bench, guidellm or aiperf, or a vLLM"
+            " log: one or several of one deployment."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Where to write the constants.")],
-    model: Annotated[str | None, typer.Option(help="Model that a log or report measured.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model that a log or report measured: a name, a directory, a GGUF file.")
+    ] = None,
     gpu: Annotated[str | None, typer.Option(help="Accelerator that it ran on.")] = None,
-    backend: Annotated[str, typer.Option(help="Engine that served it.")] = "vllm",
-    precision: Annotated[str, typer.Option(help="bf16, fp8, int8, fp4 or int4.")] = "bf16",
+    backend: Annotated[
+        str | None, typer.Option(help="Engine that served it. Default: vllm; shoal on a processor.")
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="bf16, fp32, fp8, int8, fp4 or int4. Default: as the model is published.")
+    ] = None,
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel degree.")] = 1,
     ep: Annotated[int, typer.Option(min=1, help="Expert groups.")] = 1,
     dp: Annotated[int, typer.Option(min=1, help="Attention data-parallel degree.")] = 1,
@@ -68,14 +78,17 @@ def calibrate(
     output_tokens: Annotated[float, typer.Option(help="Mean output length, where the file does not say.")] = 256.0,
     constants: ConstantsFile = None,
 ) -> None:
-    """Refit every constant to measured rows (CSV), or rescale predictions to a log or report of your own."""
+    """Refit every constant to measured rows (CSV), or fit one machine to logs or reports of your own.
+
+    `shoal plan MODEL --constants FILE` then plans with them.
+    """
     from shoal.plan.artifact import write_artifact
     from shoal.plan.calibrate import calibrate_rows, factor_text, rescale
     from shoal.plan.lookup import catalog_accelerators, catalog_models
     from shoal.plan.readers import read_observations
 
-    if measurements.suffix.lower() == ".csv":
-        artifact = calibrate_rows(measurements, catalog_models(), catalog_accelerators())
+    if len(measurements) == 1 and measurements[0].suffix.lower() == ".csv":
+        artifact = calibrate_rows(measurements[0], catalog_models(), catalog_accelerators())
         _write(write_artifact, artifact, out)
         for name, slices in artifact.quality.items():
             quality = slices["all"]
@@ -86,13 +99,15 @@ def calibrate(
             )
         return
     template = _template(model, gpu, backend, precision, (tp, ep, dp, pp, replicas), (input_tokens, output_tokens))
-    found = rescale(_estimator(constants).artifact, template, read_observations(measurements))
+    observations = [observation for path in measurements for observation in read_observations(path)]
+    found = rescale(_estimator(constants).artifact, template, observations)
     _write(write_artifact, found.artifact, out)
-    print(f"{found.observations} observations of {template.model.name} on {template.accelerator.name}")
+    what = f"{template.model.name} ({template.precision})"
+    print(f"{found.observations} observations of {what} under {template.backend} on {template.accelerator.name}")
     print(f"TPOT: {factor_text(found.tpot_factor)}; residual then {found.tpot_residual:.1%} (median)")
     if found.ttft_factor is not None:
         print(f"TTFT: {factor_text(found.ttft_factor)}; residual then {found.ttft_residual:.1%} (median)")
-    print(f"written to {out}")
+    print(f"written to {out}; plan with it: shoal plan {model} --gpu {gpu} --constants {out}")
 
 
 def attach(app: typer.Typer) -> None:
@@ -121,15 +136,18 @@ def _write(write: object, artifact: object, out: Path) -> None:
 def _template(
     model: str | None,
     gpu: str | None,
-    backend: str,
-    precision: str,
+    backend: str | None,
+    precision: str | None,
     degrees: tuple[int, int, int, int, int],
     lengths: tuple[float, float],
 ) -> "Deployment":
+    from shoal.plan.api import find_model
     from shoal.plan.deployment import Deployment, Pool
     from shoal.plan.lookup import catalog_models
+    from shoal.plan.question import CPU_ENGINE, is_processor, published_option
+    from shoal.plan.work import model_work
     from shoal.specs.catalog import load_catalog
-    from shoal.specs.errors import SpecError
+    from shoal.specs.errors import SpecError, UnknownModel
     from shoal.specs.layout import Layout
 
     if model is None or gpu is None:
@@ -137,5 +155,11 @@ def _template(
         raise SpecError(missing, None, f"--{missing}: a log or report does not say what it measured")
     tp, ep, dp, pp, replicas = degrees
     accelerator = load_catalog().accelerator(gpu)
+    try:
+        spec = find_model(model)
+        work, published = model_work(spec), published_option(spec).precision
+    except UnknownModel:
+        work, published = catalog_models()(model), "bf16"
+    engine = backend or (CPU_ENGINE if is_processor(accelerator) else "vllm")
     pool = Pool(Layout(tp=tp, ep=ep, dp=dp, pp=pp), replicas)
-    return Deployment(catalog_models()(model), accelerator, precision, backend, pool, lengths[0], lengths[1], 1.0)
+    return Deployment(work, accelerator, precision or published, engine, pool, *lengths, 1.0)

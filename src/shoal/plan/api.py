@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from shoal.plan.artifact import read_artifact
 from shoal.plan.designs import Plan
 from shoal.plan.question import Assurance, PriceBasis, Question, SplitMode, capabilities_of, engines_of
 from shoal.plan.search import search
@@ -101,9 +102,10 @@ def ask(
     memory_utilization: float | None = None,
     max_num_seqs: int | None = None,
     catalogs: Sequence[Path | str] = (),
+    constants: Path | str | None = None,
 ) -> Question:
     """A question from names and numbers: tokens, seconds, shares. Empty `gpu`: every accelerator of the catalogue
-    but those that are considered by name only.
+    but those that are considered by name only. `constants` is a file of `shoal plan calibrate`.
 
     Raises `SpecError` (or a kind of it) naming the field, the value and what would be accepted.
     """
@@ -121,6 +123,7 @@ def ask(
         tuple(weights), tuple(kv_dtypes), basis, split, headroom, spares, max_devices, assurance=assurance,
         capabilities=capabilities_of(catalog, engine, engine_version), memory_fraction=memory_utilization,
         max_sequences=max_num_seqs,
+        constants=None if constants is None else read_artifact(Path(constants)),
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.plan.intervals import IntervalCell
+from shoal.plan.intervals import IntervalCell, OwnFit
 from shoal.plan.residual import FEATURES, Ensemble, Tree
 from shoal.specs.errors import SpecError
 
@@ -63,8 +63,8 @@ class Artifact(msgspec.Struct, frozen=True):
     """What a fit left out → slice (`all`, `workers known`, a regime, a generation) → residuals. `nothing` is in
     sample; `rows` leaves out a quarter of the rows, `models` and `machines` whole ones, `engines` and `generations`
     likewise."""
-    scale: tuple[float, float] = (1.0, 1.0)
-    """Factors on TPOT and TTFT from a user's own measurements; 1 as shipped."""
+    own: tuple[OwnFit, ...] = ()
+    """What a user's own measurements say of machines; none as shipped."""
 
 
 def ensemble(tables: tuple[TreeTable, ...]) -> Ensemble:

@@ -143,9 +143,13 @@ def generation_level(architecture: str) -> str:
 
 
 def resolve(
-    base: Mapping[str, float], offsets: Offsets, backend: str, architecture: str, precision: str, mode: Mode
-) -> Constants:
-    """The constants of one engine, kernel generation, precision and mode; unknown levels add nothing."""
+    base: Mapping[str, float], offsets: Offsets, backend: str, architecture: str, precision: str, mode: Mode,
+    own: Mapping[str, float] | None = None,
+) -> Constants:  # fmt: skip
+    """The constants of one engine, kernel generation, precision and mode; unknown levels add nothing.
+
+    `own` holds shifts that a user measured on the machine itself.
+    """
     levels = {
         "backend": backend,
         "generation": generation_level(architecture),
@@ -156,4 +160,6 @@ def resolve(
     for group, level in levels.items():
         for name, offset in offsets.get(group, {}).get(level, {}).items():
             links[name] += offset
+    for name, offset in (own or {}).items():
+        links[name] += offset
     return Constants(**{name: from_link(name, value) for name, value in links.items()})

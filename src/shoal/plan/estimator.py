@@ -26,6 +26,7 @@ from shoal.plan.intervals import (
     Familiarity,
     IntervalTable,
     familiarity,
+    own_fit,
     regimes_of,
     stack_familiarity,
 )
@@ -76,20 +77,22 @@ class ServingEstimator:
         self._tpot_scale: Ensemble = ensemble(a.tpot_scale)
         self._ttft_scale: Ensemble = ensemble(a.ttft_scale)
         self._bundle = Bundle([self._tpot_trees, self._ttft_trees, self._tpot_scale, self._ttft_scale])
-        self._intervals = IntervalTable(a.intervals)
-        self._constants: dict[tuple[str, str, str, str], Constants] = {}
+        self._intervals = IntervalTable(a.intervals, a.own)
+        self._constants: dict[tuple[str, str, str, str, int | None], Constants] = {}
         self._prepared: dict[tuple[object, ...], tuple[Prepared, Constants, Kind, Familiarity]] = {}
 
     def constants(self, d: Deployment) -> Constants:
         """The calibrated constants for this deployment's engine, machine generation, precision and mode."""
-        key = (d.backend, d.accelerator.architecture, d.precision, d.mode)
+        place = own_fit(d, self.artifact.own)
+        key = (d.backend, d.accelerator.architecture, d.precision, d.mode, place)
         if key not in self._constants:
-            self._constants[key] = resolve(self.artifact.base, self.artifact.offsets, *key[:3], d.mode)
+            own = {} if place is None else self.artifact.own[place].offsets
+            self._constants[key] = resolve(self.artifact.base, self.artifact.offsets, *key[:3], d.mode, own)
         return self._constants[key]
 
     def familiarity(self, d: Deployment) -> Familiarity:
         """What of this deployment the constants were fitted to."""
-        return familiarity(d, self.artifact.seen, self.artifact.engines)
+        return familiarity(d, self.artifact.seen, self.artifact.engines, self.artifact.own)
 
     def step_time(self, d: Deployment) -> RooflineStepTime:
         """The step-time model of this deployment's (decoding) workers."""
@@ -105,11 +108,12 @@ class ServingEstimator:
         row = np.array(features(ready.work, ready.first, load, kind, out, SCALAR))
         a = self.artifact
         tpot_log, ttft_log, tpot_wide, ttft_wide = self._bundle.one(row)
-        tpot = out.tpot * math.exp(tpot_log) * a.scale[0]
-        ttft = out.ttft * math.exp(ttft_log) * a.scale[1]
+        trees, scaled = float(np.asarray(known.trees)), 1.0 - float(np.asarray(known.own))
+        tpot = out.tpot * math.exp(tpot_log * trees) * float(np.asarray(known.tpot_factor))
+        ttft = out.ttft * math.exp(ttft_log * trees) * float(np.asarray(known.ttft_factor))
         floor = tpot_floor(ready.work)
-        tpot_width = math.exp(a.scale_base[0] + tpot_wide)
-        ttft_width = math.exp(a.scale_base[1] + ttft_wide)
+        tpot_width = math.exp((a.scale_base[0] + tpot_wide * trees) * scaled)
+        ttft_width = math.exp((a.scale_base[1] + ttft_wide * trees) * scaled)
         tpot_low, tpot_high, ttft_low, ttft_high = self._intervals.quantiles(known, regimes_of(load, out)).tolist()
         return Prediction(
             ttft=_interval(ttft, ttft_low * ttft_width, ttft_high * ttft_width, 0.0),
@@ -134,11 +138,11 @@ class ServingEstimator:
         out = closed_loop(work, first, k, load, ARRAY)
         table = feature_table(work, first, load, kind, out)
         a = self.artifact
-        floor = tpot_floor(work)
-        tpot = np.maximum(out.tpot * np.exp(self._tpot_trees.many(table)) * a.scale[0], floor)
-        ttft = out.ttft * np.exp(self._ttft_trees.many(table)) * a.scale[1]
-        tpot_width = np.exp(a.scale_base[0] + self._tpot_scale.many(table))
-        ttft_width = np.exp(a.scale_base[1] + self._ttft_scale.many(table))
+        floor, scaled = tpot_floor(work), 1.0 - np.asarray(known.own)
+        tpot = np.maximum(out.tpot * np.exp(self._tpot_trees.many(table) * known.trees) * known.tpot_factor, floor)
+        ttft = out.ttft * np.exp(self._ttft_trees.many(table) * known.trees) * known.ttft_factor
+        tpot_width = np.exp((a.scale_base[0] + self._tpot_scale.many(table) * known.trees) * scaled)
+        ttft_width = np.exp((a.scale_base[1] + self._ttft_scale.many(table) * known.trees) * scaled)
         tpot_low, tpot_high, ttft_low, ttft_high = self._intervals.quantiles(known, regimes_of(load, out))
         return Predictions(
             ttft=ttft,

@@ -53,16 +53,45 @@ class IntervalCell(msgspec.Struct, frozen=True):
     ttft: Interval
 
 
+class OwnFit(msgspec.Struct, frozen=True):
+    """One engine on one machine with weights of one precision, as its user measured it."""
+
+    engine: str
+    machine: str
+    precision: str
+    model: str
+    """Key of the model that was measured; others share the constants, not the interval."""
+    observations: int
+    offsets: dict[str, float]
+    """Shifts of constants on their link scale."""
+    factors: tuple[float, float]
+    """On TPOT and TTFT, after all else."""
+    trees: bool
+    """The correction trees apply: the machine is of a generation that they were fitted to."""
+    tpot: Interval
+    ttft: Interval
+    """Logarithms themselves: their scale is 1."""
+
+
 @dataclass(frozen=True, slots=True)
 class Familiarity:
     """What of a case was measured; floats, or arrays with one entry per case."""
 
     level: Real
-    """Place in `LEVELS`."""
+    """Place in `LEVELS`; from their number on, the place of a user's own fit."""
     hardware: Real
     """Place in `CLASSES`, or their number for any other."""
     further: Real
     """Factor on the width for what else is new."""
+    trees: Real = 1.0
+    """0 where the correction trees say nothing of the machine."""
+    tpot_factor: Real = 1.0
+    ttft_factor: Real = 1.0
+
+    @property
+    def own(self) -> Real:
+        """1 where a user's own measurements of this model give the interval."""
+        return np.asarray(np.asarray(self.level) >= len(LEVELS), dtype=np.float64)
 
 
 def model_key(d: Deployment) -> str:
@@ -70,7 +99,18 @@ def model_key(d: Deployment) -> str:
     return f"{d.model.hidden}x{d.model.layers}x{d.model.experts}"
 
 
-def familiarity(d: Deployment, seen: Iterable[str], engines: Iterable[str]) -> Familiarity:
+def own_fit(d: Deployment, own: Sequence[OwnFit]) -> int | None:
+    """The place of a user's own fit of this engine, machine and precision; the last one counts."""
+    for place in reversed(range(len(own))):
+        fit = own[place]
+        if (fit.engine, fit.machine, fit.precision) == (d.backend, d.accelerator.name, d.precision):
+            return place
+    return None
+
+
+def familiarity(
+    d: Deployment, seen: Iterable[str], engines: Iterable[str], own: Sequence[OwnFit] = ()
+) -> Familiarity:
     """What of a deployment was measured. `seen` holds "model key|machine", `engines` the backends of the fit."""
     pairs = frozenset(seen)
     models = {pair.partition("|")[0] for pair in pairs}
@@ -86,7 +126,13 @@ def familiarity(d: Deployment, seen: Iterable[str], engines: Iterable[str]) -> F
     level = max((LEVELS.index(name) for name in new), default=0)
     extra = max(len(new) - 1, 0) + d.model.guessed
     hardware = CLASSES.index(d.accelerator.architecture) if d.accelerator.architecture in CLASSES else len(CLASSES)
-    return Familiarity(float(level), float(hardware), FURTHER**extra)
+    place = own_fit(d, own)
+    if place is None:
+        return Familiarity(float(level), float(hardware), FURTHER**extra)
+    fit, trees = own[place], float(own[place].trees)
+    if fit.model == model_key(d):
+        return Familiarity(float(len(LEVELS) + place), float(hardware), 1.0, trees, *fit.factors)
+    return Familiarity(float(LEVELS.index("model")), float(hardware), 1.0, trees, *fit.factors)
 
 
 def stack_familiarity(items: Sequence[Familiarity]) -> Familiarity:
@@ -106,8 +152,8 @@ def regimes_of(load: Load, out: Outcome) -> Index:
 class IntervalTable:
     """The cells of an artifact, laid out for look-up by arrays."""
 
-    def __init__(self, cells: Sequence[IntervalCell]) -> None:
-        shape = (len(LEVELS), len(REGIMES), len(CLASSES) + 1)
+    def __init__(self, cells: Sequence[IntervalCell], own: Sequence[OwnFit] = ()) -> None:
+        shape = (len(LEVELS) + len(own), len(REGIMES), len(CLASSES) + 1)
         self._quantiles = np.zeros((4, *shape))
         for cell in sorted(cells, key=lambda c: c.hardware != ""):
             level, regime = LEVELS.index(cell.level), REGIMES.index(cell.regime)
@@ -116,6 +162,10 @@ class IntervalTable:
             values = (cell.tpot.low, cell.tpot.high, cell.ttft.low, cell.ttft.high)
             for row, value in enumerate(values):
                 self._quantiles[row, level, regime, slice(at.start, last)] = value
+
+        for place, fit in enumerate(own):
+            for row, value in enumerate((fit.tpot.low, fit.tpot.high, fit.ttft.low, fit.ttft.high)):
+                self._quantiles[row, len(LEVELS) + place] = value
 
     def quantiles(self, known: Familiarity, regime: Index) -> Array:
         """[TPOT low, TPOT high, TTFT low, TTFT high] of each case, widened for what else is new."""

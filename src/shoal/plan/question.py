@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from shoal.plan.artifact import Artifact
 from shoal.plan.kv import kv_dtype_bytes
 from shoal.specs.catalog import Catalog, EngineCapability, EngineMemory, load_catalog
 from shoal.specs.errors import SpecError
@@ -60,6 +61,8 @@ class Question:
     """The engine's own memory fraction (`gpu_memory_utilization` and its like); None: its default."""
     max_sequences: int | None = None
     """Most sequences that the engine may be told to run on one attention rank; None: its default."""
+    constants: Artifact | None = None
+    """Constants of the time model, from `shoal plan calibrate`; None: those that ship."""
 
     def __post_init__(self) -> None:
         if not self.accelerators:

@@ -54,7 +54,7 @@ class CandidateTable:
     def __init__(self, question: Question, candidates: Sequence[Candidate], model: ModelWork) -> None:
         self.question = question
         self.candidates = candidates
-        self.estimator = ServingEstimator()
+        self.estimator = ServingEstimator(question.constants)
         self._model = model
         self._constants: dict[tuple[str, str, str, bool], tuple[Constants, Kind, Familiarity]] = {}
         self._works: dict[tuple[str, str, object], PoolWork] = {}
