@@ -30,7 +30,6 @@ import torch
 from machine import append, describe
 from shoal.engine import ops
 from shoal.engine.ops.native_library import backend
-from shoal.engine.ops.native_quantized import QuantizedOps
 from shoal.engine.ops.quantized import QuantizedWeight, Scheme
 
 ROWS = (1, 8, 32, 64, 128, 512)
@@ -85,9 +84,9 @@ def limits(least: float) -> Limits:
     found = backend()
     if found.library is None:
         raise SystemExit(f"nothing to measure: {found.detail}")
-    native = QuantizedOps(found.library, found.kinds[0])
-    steps = 1 << 20
-    int8 = 2 * native.peak(steps) / seconds(lambda: native.peak(steps), least)
+    peak, steps = found.library.functions.quantized_peak, 1 << 20
+    asked = (found.library.index(found.isas[0]), torch.get_num_threads(), steps)
+    int8 = 2 * peak(*asked) / seconds(lambda: peak(*asked), least)
     a, b = torch.randn(768, 768), torch.randn(768, 768)
     fp32 = 2 * 768**3 / seconds(lambda: torch.mm(a, b), least)
     return Limits(memory, int8, fp32)

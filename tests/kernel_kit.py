@@ -18,7 +18,7 @@ QUICK = settings(max_examples=int(os.environ.get("SHOAL_FUZZ_EXAMPLES", "25")), 
 DEEP = settings(max_examples=2000, deadline=None)
 
 kinds = pytest.mark.parametrize(
-    "kind", backend().kinds or [pytest.param("", marks=pytest.mark.skip(backend().detail))]
+    "kind", backend().isas or [pytest.param("", marks=pytest.mark.skip(backend().detail))]
 )
 dtypes = st.sampled_from([torch.float32, torch.bfloat16])
 widths = st.one_of(st.integers(1, 70), st.sampled_from([96, 127, 128, 192, 576, 769, 1537]))

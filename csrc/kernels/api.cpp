@@ -1,63 +1,51 @@
-// The C interface. `kind` is an index into the processor kinds below; results are 0, or 1 for want of memory.
 #include <new>
 
-#include "kernels.h"
-#include "pool.h"
-#include "quantized.h"
-#include "scratch.h"
-#include "stack.h"
+#include "ffn.h"
+#include "fused_layers.h"
 
+namespace shoal {
 namespace {
 
-using shoal::Kernels;
-
-// Best last.
-const Kernels* kernels_of(int kind) {
+const Kernels* kernels_of(int isa) {
 #if defined(__x86_64__)
-    constexpr const Kernels* ALL[] = {&shoal::portable_kernels, &shoal::avx2_kernels, &shoal::avx512_kernels};
+    constexpr const Kernels* ALL[] = {&portable_kernels, &avx2_kernels, &avx512_kernels};
 #else
-    constexpr const Kernels* ALL[] = {&shoal::portable_kernels};
+    constexpr const Kernels* ALL[] = {&portable_kernels};
 #endif
-    return kind >= 0 && kind < static_cast<int>(sizeof ALL / sizeof *ALL) ? ALL[kind] : nullptr;
+    return isa >= 0 && isa < static_cast<int>(sizeof ALL / sizeof *ALL) ? ALL[isa] : nullptr;
 }
 
-const shoal::QuantizedKernels& quantized_of(int kind) {
-#if defined(__x86_64__)
-    if (kind == 2) return shoal::avx512_quantized;
-    if (kind == 1) return shoal::avx2_quantized;
-#endif
-    (void)kind;
-    return shoal::portable_quantized;
-}
-
-template <class Arguments>
-int call(void (*kernel)(const Arguments&), const Arguments* arguments) noexcept {
+// `run` on as many threads of the pool.
+template <class F>
+int with_threads(int threads, F run) noexcept {
     try {
-        kernel(*arguments);
-        return 0;
+        set_threads(threads);
+        return run();
     } catch (const std::bad_alloc&) {
         return 1;
     }
+}
+
+template <class Arguments>
+int call(int threads, void (*kernel)(const Arguments&), const Arguments* a) noexcept {
+    return with_threads(threads, [=] { return kernel(*a), 0; });
 }
 
 }  // namespace
 
 extern "C" {
 
-// Changes whenever a struct of kernels.h or a function of this file does.
-int shoal_kernels_version() { return 7; }
+const char* shoal_interface() { return INTERFACE; }
 
-// Null beyond the last kind.
-const char* shoal_kernels_name(int kind) {
-    const Kernels* kernels = kernels_of(kind);
+const char* shoal_isa_name(int isa) {
+    const Kernels* kernels = kernels_of(isa);
     return kernels ? kernels->name : nullptr;
 }
 
-// Whether this processor runs a kind.
-int shoal_kernels_run(int kind) {
+int shoal_isa_runs(int isa) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    switch (kind) {
+    switch (isa) {
         case 0:
             return 1;
         case 1:
@@ -74,48 +62,49 @@ int shoal_kernels_run(int kind) {
             return 0;
     }
 #else
-    return kind == 0;
+    return isa == 0;
 #endif
 }
 
-void shoal_pool(int threads, long spin_ns) { shoal::set_pool(threads, spin_ns); }
-int shoal_pool_threads() { return shoal::pool_threads(); }
+int shoal_pool_threads() { return pool_threads(); }
 
-int shoal_linear(int kind, const shoal::Linear* a) { return call(kernels_of(kind)->linear, a); }
-int shoal_rms_norm(int kind, const shoal::RmsNorm* a) { return call(kernels_of(kind)->rms_norm, a); }
-int shoal_gated_product(int kind, const shoal::GatedProduct* a) { return call(kernels_of(kind)->gated_product, a); }
-int shoal_rope_write(int kind, const shoal::RopeWrite* a) { return call(kernels_of(kind)->rope_write, a); }
-int shoal_attention(int kind, const shoal::Attention* a) { return call(kernels_of(kind)->attention, a); }
-int shoal_add(int kind, const shoal::Sum* a) { return call(kernels_of(kind)->add, a); }
-int shoal_quantized_linear(int kind, const shoal::QuantizedLinear* a) { return call(quantized_of(kind).linear, a); }
-int shoal_quantized_experts(int kind, const shoal::QuantizedExperts* a) { return call(quantized_of(kind).experts, a); }
-void shoal_quantized_rows(const shoal::QuantizedRows* a) { shoal::quantized_rows(*a); }
-std::int64_t shoal_quantized_peak(int kind, std::int64_t steps) { return quantized_of(kind).peak(steps); }
+int shoal_linear(int isa, int threads, const Linear* a) { return call(threads, kernels_of(isa)->linear, a); }
+int shoal_quantized_linear(int isa, int threads, const QuantizedLinear* a) {
+    return call(threads, kernels_of(isa)->quantized.linear, a);
+}
+int shoal_quantized_experts(int isa, int threads, const QuantizedExperts* a) {
+    return call(threads, kernels_of(isa)->quantized.experts, a);
+}
+int shoal_quantized_rows(int, int threads, const QuantizedRows* a) { return call(threads, quantized_rows, a); }
+int shoal_rms_norm(int isa, int threads, const RmsNorm* a) { return call(threads, kernels_of(isa)->rms_norm, a); }
+int shoal_gated_product(int isa, int threads, const GatedProduct* a) {
+    return call(threads, kernels_of(isa)->gated_product, a);
+}
+int shoal_rope_write(int isa, int threads, const RopeWrite* a) { return call(threads, kernels_of(isa)->rope_write, a); }
+int shoal_attention(int isa, int threads, const Attention* a) { return call(threads, kernels_of(isa)->attention, a); }
 
-// x [rows, hidden] -> out [rows, hidden]
-int shoal_experts(int kind, const shoal::ExpertsFfn* ffn, void* x, void* out, std::int64_t rows, std::int64_t hidden,
-                  std::int32_t type) {
-    try {
-        const shoal::Rows step{*kernels_of(kind), quantized_of(kind), rows, hidden, static_cast<shoal::Type>(type)};
-        shoal::Scratch<char> work;
-        shoal::feed(step, *ffn, x, out, work.take(static_cast<std::size_t>(shoal::feed_work(step, *ffn))));
+int shoal_experts(int isa, int threads, const Experts* a) {
+    return with_threads(threads, [=] {
+        const Rows step{*kernels_of(isa), a->rows, a->hidden, a->dtype};
+        Scratch<char> work;
+        run_ffn(step, *a->ffn, a->x, a->out, work.take(static_cast<std::size_t>(ffn_bytes(step, *a->ffn))));
         return 0;
-    } catch (const std::bad_alloc&) {
-        return 1;
-    }
+    });
 }
 
-long long shoal_stack_work(int kind, const shoal::Stack* stack) {
-    return shoal::stack_work(*kernels_of(kind), quantized_of(kind), *stack);
-}
-// `sums`: as one rank of several; null: alone. 2 + the index of a rank that did not come.
-int shoal_stack(int kind, const shoal::Stack* stack, const shoal::Sums* sums) {
-    try {
-        const int missing = shoal::run_stack(*kernels_of(kind), quantized_of(kind), *stack, sums);
+int shoal_fused_layers(int isa, int threads, const FusedStep* a) {
+    return with_threads(threads, [=] {
+        const int missing = run_fused_layers(*kernels_of(isa), *a);
         return missing < 0 ? 0 : 2 + missing;
-    } catch (const std::bad_alloc&) {
-        return 1;
-    }
+    });
+}
+
+std::int64_t shoal_fused_layers_bytes(int isa, int, const FusedStep* a) { return fused_layers_bytes(*kernels_of(isa), *a); }
+
+std::int64_t shoal_quantized_peak(int isa, int threads, std::int64_t steps) {
+    set_threads(threads);
+    return kernels_of(isa)->quantized.peak(steps);
 }
 
 }  // extern "C"
+}  // namespace shoal

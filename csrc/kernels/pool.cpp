@@ -22,6 +22,8 @@
 namespace shoal {
 namespace {
 
+// How long an idle thread looks for work before it sleeps: a little more than is between two kernels of a step.
+constexpr auto SPIN = std::chrono::microseconds(50);
 constexpr int TASK_BITS = 20;
 constexpr std::uint64_t TASK_MASK = (1u << TASK_BITS) - 1;
 
@@ -35,9 +37,8 @@ void pause() {
 
 class Pool {
 public:
-    void resize(int threads, long spin_ns) {
+    void resize(int threads) {
         std::lock_guard<std::mutex> hold(busy_);
-        spin_ns_.store(spin_ns, std::memory_order_relaxed);
         if (threads - 1 == static_cast<int>(workers_.size())) return;
         stop();
         for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
@@ -122,14 +123,13 @@ private:
 
     // Looks for work for a while; false when none came.
     bool spin() {
-        const auto limit = std::chrono::nanoseconds(spin_ns_.load(std::memory_order_relaxed));
         const auto start = std::chrono::steady_clock::now();
         do {
             for (int i = 0; i < 32; ++i) {
                 if (open(ticket_.load(std::memory_order_relaxed))) return true;
                 pause();
             }
-        } while (std::chrono::steady_clock::now() - start < limit);
+        } while (std::chrono::steady_clock::now() - start < SPIN);
         return false;
     }
 
@@ -158,7 +158,6 @@ private:
     alignas(64) std::atomic<std::uint32_t> bell_{0};
     std::atomic<int> sleepers_{0};
     std::atomic<bool> stopping_{false};
-    std::atomic<long> spin_ns_{0};
     std::atomic<int> threads_{1};
     Body body_ = nullptr;
     void* context_ = nullptr;
@@ -187,7 +186,9 @@ Pool& pool() {
 
 void run_tasks(std::size_t tasks, Body body, void* context) { pool().run(tasks, body, context); }
 
-void set_pool(int threads, long spin_ns) { pool().resize(threads < 1 ? 1 : threads, spin_ns < 0 ? 0 : spin_ns); }
+void set_threads(int threads) {
+    if (threads >= 1 && threads != pool_threads()) pool().resize(threads);
+}
 
 int pool_threads() { return pool().threads(); }
 

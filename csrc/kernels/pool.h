@@ -32,10 +32,9 @@ void each_row(std::int64_t rows, std::int64_t width, F f) {
     });
 }
 
-// Threads that take part, the caller's included; and for how long an idle one looks for work before it sleeps.
-// The threads run where the process may run and are not bound to single cores: on a host with neighbours, a thread
+// Threads that take part, the caller's included. They run where the process may run and are not bound to single cores: on a host with neighbours, a thread
 // bound to a core that somebody else has taken would hold up all others.
-void set_pool(int threads, long spin_ns);
+void set_threads(int threads);
 int pool_threads();
 
 }  // namespace shoal

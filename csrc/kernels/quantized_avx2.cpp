@@ -1,15 +1,5 @@
 // Products with quantized weights for avx2; see quantized.h.
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <limits>
-#include <type_traits>
-#include <utility>
-#include <vector>
-
-#include "pool.h"
 #include "quantized.h"
-#include "scratch.h"
 
 #if defined(__x86_64__)
 #include "begin_avx2.inc"
@@ -86,9 +76,9 @@ void tile_int8(const std::uint8_t* codes, const std::uint16_t* halves, const std
         const __m256 scales[2] = {halves_at(halves + g * PANEL), halves_at(halves + g * PANEL + 8)};
 #pragma GCC unroll 4
         for (int m = 0; m < M; ++m) {
-            const __m256 worth = _mm256_broadcast_ss(x_scales + (g * M + m) * 2);
+            const __m256 x_scale = _mm256_broadcast_ss(x_scales + (g * M + m) * 2);
             for (int v = 0; v < 2; ++v) {
-                sums[m][v] = _mm256_fmadd_ps(_mm256_mul_ps(scales[v], worth), _mm256_cvtepi32_ps(whole[m][v]), sums[m][v]);
+                sums[m][v] = _mm256_fmadd_ps(_mm256_mul_ps(scales[v], x_scale), _mm256_cvtepi32_ps(whole[m][v]), sums[m][v]);
             }
         }
     }
@@ -122,15 +112,15 @@ void tile_int4(const std::uint8_t* codes, const std::uint16_t* halves, const std
         }
         const std::uint16_t* at = halves + g * 2 * PANEL;
         const __m256 scales[2] = {halves_at(at), halves_at(at + 8)};
-        const __m256 leasts[2] = {halves_at(at + PANEL), halves_at(at + PANEL + 8)};
+        const __m256 zero_points[2] = {halves_at(at + PANEL), halves_at(at + PANEL + 8)};
 #pragma GCC unroll 4
         for (int m = 0; m < M; ++m) {
             const float* of = x_scales + (g * M + m) * 2;
-            const __m256 worth = _mm256_broadcast_ss(of), all = _mm256_broadcast_ss(of + 1);
+            const __m256 x_scale = _mm256_broadcast_ss(of), x_sum = _mm256_broadcast_ss(of + 1);
             for (int v = 0; v < 2; ++v) {
                 const __m256 exact = _mm256_cvtepi32_ps(_mm256_madd_epi16(whole[m][v], ones));
-                sums[m][v] = _mm256_fmadd_ps(_mm256_mul_ps(scales[v], worth), exact, sums[m][v]);
-                sums[m][v] = _mm256_fmadd_ps(leasts[v], all, sums[m][v]);
+                sums[m][v] = _mm256_fmadd_ps(_mm256_mul_ps(scales[v], x_scale), exact, sums[m][v]);
+                sums[m][v] = _mm256_fmadd_ps(zero_points[v], x_sum, sums[m][v]);
             }
         }
     }
@@ -157,7 +147,7 @@ std::int64_t peak(std::int64_t steps) {
 }
 }  // namespace
 
-extern const QuantizedKernels avx2_quantized{"avx2", quantized_linear, quantized_experts, peak};
+extern const QuantizedKernels avx2_quantized{quantized_linear, quantized_experts, peak};
 
 }  // namespace shoal
 

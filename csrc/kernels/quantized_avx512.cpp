@@ -1,16 +1,6 @@
 // Products with quantized weights for AVX-512 with VNNI, whose multiplies add four pairs of bytes, or two of 16 bits, up
 // in 32 bits; see quantized.h. Weights lie as they do for AVX2: a step of a panel is a whole vector.
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <limits>
-#include <type_traits>
-#include <utility>
-#include <vector>
-
-#include "pool.h"
 #include "quantized.h"
-#include "scratch.h"
 
 #if defined(__x86_64__)
 #include "begin_avx512.inc"
@@ -95,13 +85,13 @@ void tile_int4(const std::uint8_t* codes, const std::uint16_t* halves, const std
             }
         }
         const std::uint16_t* at = halves + g * 2 * PANEL;
-        const __m512 scales = halves_at(at), leasts = halves_at(at + PANEL);
+        const __m512 scales = halves_at(at), zero_points = halves_at(at + PANEL);
 #pragma GCC unroll 8
         for (int m = 0; m < M; ++m) {
             const float* of = x_scales + (g * M + m) * 2;
             const __m512 exact = _mm512_cvtepi32_ps(_mm512_add_epi32(whole[m][0], whole[m][1]));
             sums[m] = _mm512_fmadd_ps(_mm512_mul_ps(scales, _mm512_set1_ps(of[0])), exact, sums[m]);
-            sums[m] = _mm512_fmadd_ps(leasts, _mm512_set1_ps(of[1]), sums[m]);
+            sums[m] = _mm512_fmadd_ps(zero_points, _mm512_set1_ps(of[1]), sums[m]);
         }
     }
     for (int m = 0; m < M; ++m) _mm512_storeu_ps(out + m * PANEL, sums[m]);
@@ -129,7 +119,7 @@ std::int64_t peak(std::int64_t steps) {
 }
 }  // namespace
 
-extern const QuantizedKernels avx512_quantized{"avx512", quantized_linear, quantized_experts, peak};
+extern const QuantizedKernels avx512_quantized{quantized_linear, quantized_experts, peak};
 
 }  // namespace shoal
 

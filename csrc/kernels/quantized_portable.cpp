@@ -1,15 +1,5 @@
 // Products with quantized weights in plain C++; see quantized.h.
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <limits>
-#include <type_traits>
-#include <utility>
-#include <vector>
-
-#include "pool.h"
 #include "quantized.h"
-#include "scratch.h"
 
 namespace shoal {
 namespace {
@@ -62,9 +52,9 @@ void tile_int8(const std::uint8_t* codes, const std::uint16_t* halves, const std
             }
         }
         for (int m = 0; m < M; ++m) {
-            const float worth = x_scales[(g * M + m) * 2];
+            const float x_scale = x_scales[(g * M + m) * 2];
             for (int n = 0; n < PANEL; ++n) {
-                out[m * PANEL + n] += half_at(halves + g * PANEL + n) * worth * static_cast<float>(whole[m][n]);
+                out[m * PANEL + n] += half_at(halves + g * PANEL + n) * x_scale * static_cast<float>(whole[m][n]);
             }
         }
     }
@@ -87,11 +77,12 @@ void tile_int4(const std::uint8_t* codes, const std::uint16_t* halves, const std
             }
         }
         for (int m = 0; m < M; ++m) {
-            const float* worth = x_scales + (g * M + m) * 2;
+            const float* of = x_scales + (g * M + m) * 2;
             for (int n = 0; n < PANEL; ++n) {
-                const float scale = half_at(halves + g * 2 * PANEL + n), least = half_at(halves + g * 2 * PANEL + PANEL + n);
-                out[m * PANEL + n] += scale * worth[0] * static_cast<float>(whole[m][n]);
-                out[m * PANEL + n] += least * worth[1];
+                const float scale = half_at(halves + g * 2 * PANEL + n);
+                const float zero_point = half_at(halves + g * 2 * PANEL + PANEL + n);
+                out[m * PANEL + n] += scale * of[0] * static_cast<float>(whole[m][n]);
+                out[m * PANEL + n] += zero_point * of[1];
             }
         }
     }
@@ -118,13 +109,13 @@ std::int64_t peak(std::int64_t steps) {
 namespace {
 template <class T>
 void put_rows(const QuantizedRows& a) {
-    const std::int64_t groups = (a.in + GROUP - 1) / GROUP;
+    const std::int64_t groups = (a.inputs + GROUP - 1) / GROUP;
     for (std::int64_t r = 0; r < a.count; ++r) {
         const std::int64_t panel = a.rows[r] / PANEL, lane = a.rows[r] % PANEL;
         const auto* codes = reinterpret_cast<const std::int8_t*>(a.codes) + panel * PANEL * groups * GROUP;
         const auto* scales = static_cast<const std::uint16_t*>(a.scales) + panel * groups * PANEL;
-        T* out = static_cast<T*>(a.out) + r * a.in;
-        for (std::int64_t i = 0; i < a.in; ++i) {
+        T* out = static_cast<T*>(a.out) + r * a.inputs;
+        for (std::int64_t i = 0; i < a.inputs; ++i) {
             const float scale = half_at(scales + i / GROUP * PANEL + lane);
             narrow(scale * codes[(i / 2 * PANEL + lane) * 2 + i % 2], out + i);
         }
@@ -132,8 +123,8 @@ void put_rows(const QuantizedRows& a) {
 }
 }  // namespace
 
-void quantized_rows(const QuantizedRows& a) { a.type == FLOAT32 ? put_rows<float>(a) : put_rows<bf16>(a); }
+void quantized_rows(const QuantizedRows& a) { a.dtype == FLOAT32 ? put_rows<float>(a) : put_rows<bf16>(a); }
 
-extern const QuantizedKernels portable_quantized{"portable", quantized_linear, quantized_experts, peak};
+extern const QuantizedKernels portable_quantized{quantized_linear, quantized_experts, peak};
 
 }  // namespace shoal

@@ -11,9 +11,9 @@ namespace {
 
 // x [n] to e^x / Σ e^x.
 void softmax(float* x, std::int64_t n) {
-    const float most = *std::max_element(x, x + n);
+    const float highest = *std::max_element(x, x + n);
     float sum = 0.0f;
-    for (std::int64_t i = 0; i < n; ++i) sum += x[i] = std::exp(x[i] - most);
+    for (std::int64_t i = 0; i < n; ++i) sum += x[i] = std::exp(x[i] - highest);
     for (std::int64_t i = 0; i < n; ++i) x[i] /= sum;
 }
 
@@ -32,7 +32,7 @@ float group_score(const Router& r, const float* choice) {
         second = std::max(second, std::min(first, *of));
         first = std::max(first, *of);
     }
-    return r.best_two ? first + second : first;
+    return r.group_score == TOP2 ? first + second : first;
 }
 
 // Leaves experts of a row's best groups only.
@@ -49,10 +49,10 @@ void choose(const Router& r, float* scores, std::int32_t* experts, float* weight
     float choice[MAX_EXPERTS];
     bool taken[MAX_EXPERTS] = {};
     if (!r.softmax_after_top_k) {
-        r.sigmoid ? void(std::transform(scores, scores + r.experts, scores, sigmoid)) : softmax(scores, r.experts);
+        r.scoring == SIGMOID ? void(std::transform(scores, scores + r.experts, scores, sigmoid)) : softmax(scores, r.experts);
     }
     for (std::int64_t e = 0; e < r.experts; ++e) choice[e] = r.correction ? scores[e] + r.correction[e] : scores[e];
-    if (r.groups > 1) keep_best_groups(r, choice, taken);
+    if (r.groups > 1 && !r.softmax_after_top_k) keep_best_groups(r, choice, taken);
     float sum = 0.0f;
     for (std::int64_t i = 0; i < r.top_k; ++i) {
         const std::int64_t best = best_of(choice, taken, r.experts);

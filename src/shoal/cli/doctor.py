@@ -100,8 +100,8 @@ def _kernels() -> list[tuple[str, str]]:
     if found.library is None:
         rows.append(("compiled kernels", f"none: {found.detail}"))
     else:
-        rows.append(("compiled kernels", ", ".join(found.kinds) + " (SHOAL_KERNELS=native-… picks another)"))
-        rows += [(f"{kind} self-test", str(self_test(select_kernels(f"native-{kind}")))) for kind in found.kinds]
+        rows.append(("compiled kernels", ", ".join(found.isas) + " (SHOAL_KERNELS=native-… picks another)"))
+        rows += [(f"{isa} self-test", str(self_test(select_kernels(f"native-{isa}")))) for isa in found.isas]
     between = "compiled" if find_library() else "Python, slower: the package was built without a C++ compiler"
     rows.append(("collectives", between))
     return rows

@@ -63,10 +63,11 @@ def _check(kind, lengths, sizes, stripe, dtype, kv_dtype, window, softcap, sinks
     sink = numbers((kv_heads * shared,), 2.0, torch.float32, seed + 3) if sinks else None
     factor = sizes.width**-0.5
     arguments = (batch, factor, window, softcap, sink)
-    out, lse = ops_of(kind).paged_attention_lse(q, kv, *arguments)
+    lse, expected_lse = q.new_empty(2, rows, kv_heads * shared, dtype=torch.float32)
+    out = ops_of(kind).paged_attention(q, kv, *arguments, lse)
     assert torch.equal(ops_of(kind).paged_attention(q, kv, *arguments), out)
     # In fp32: the reference rounds its scores to the compute dtype, which at bf16 is coarser than the kernel.
-    expected, expected_lse = reference_attention.paged_attention_lse(q.float(), read, *arguments)
+    expected = reference_attention.paged_attention(q.float(), read, *arguments, expected_lse)
     largest = scale * factor * sizes.width * 16
     error = EPS * (16 + largest * 4 if softcap is None else 16 + min(largest, softcap) * 4 + largest)
     assert_near(out, expected.to(dtype), 8 * error + 2 * ROUNDING[dtype] * 4 + 1e-5)
@@ -154,7 +155,8 @@ def test_a_row_that_sees_no_key_is_zero_and_minus_infinity(kind) -> None:
     kv = LayerKv(
         numbers((blocks, 4, 1, 8), 1.0, torch.float32, 1), numbers((blocks, 4, 1, 8), 1.0, torch.float32, 2)
     )
-    out, lse = ops_of(kind).paged_attention_lse(numbers((3, 2, 8), 1.0, torch.float32, 3), kv, batch, 0.3)
+    lse = torch.empty(3, 2)
+    out = ops_of(kind).paged_attention(numbers((3, 2, 8), 1.0, torch.float32, 3), kv, batch, 0.3, lse=lse)
     assert not out[0].any()
     assert bool(lse[0].isneginf().all())
     assert bool(lse[1:].isfinite().all())

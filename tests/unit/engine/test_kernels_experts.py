@@ -43,15 +43,14 @@ def _ffn(spec: FfnSpec, dtype: torch.dtype, scheme, seed: int, scale: float = 0.
 
 
 def _op_by_op(ffn: MoeFfn, x: Tensor) -> Tensor:
-    ffn._at_once = None
+    ffn._fused = None
     return ffn(x)
 
 
-def _at_once(kind: str, ffn: MoeFfn, x: Tensor) -> Tensor:
-    stacked, make = ffn.stacked(), select_kernels(f"native-{kind}").experts
-    assert stacked is not None
-    assert make is not None
-    call = make(stacked, x.dtype)
+def _fused(kind: str, ffn: MoeFfn, x: Tensor) -> Tensor:
+    spec = ffn.fused_spec()
+    assert spec is not None
+    call = select_kernels(f"native-{kind}").fuse_experts(spec, x.dtype)
     assert call is not None
     return call(x)
 
@@ -96,7 +95,7 @@ def test_experts(kind, rows, router, activation, shared, biased, scheme, dtype, 
     # A row's rounding to eight bits may go the other way where an input differs in its last bit.
     share = 16 * ROUNDING[dtype] + (0.02 if scheme else 0.0)
     size = float(expected.abs().max()) if rows else 0.0
-    assert_near(_at_once(kind, ffn, x), expected, share * size + 1e-6)
+    assert_near(_fused(kind, ffn, x), expected, share * size + 1e-6)
 
 
 @kinds
@@ -105,9 +104,9 @@ def test_experts(kind, rows, router, activation, shared, biased, scheme, dtype, 
 def test_a_row_that_is_no_number_spoils_no_other(kind, router, bad) -> None:
     ffn = _ffn(replace(PLAIN, router=ROUTERS[router]), torch.float32, None, 5)
     x = numbers((5, HIDDEN), 1.0, torch.float32, 1)
-    good = _at_once(kind, ffn, x)
+    good = _fused(kind, ffn, x)
     x[2, 7] = bad
-    out = _at_once(kind, ffn, x)
+    out = _fused(kind, ffn, x)
     assert not bool(out[2].isfinite().any())
     others = [0, 1, 3, 4]
     assert torch.equal(out[others], good[others])
@@ -117,8 +116,8 @@ def test_a_row_that_is_no_number_spoils_no_other(kind, router, bad) -> None:
 def test_a_row_gets_the_same_bits_whatever_is_with_it(kind) -> None:
     ffn = _ffn(PLAIN, torch.float32, "int8", 3)
     x = numbers((40, HIDDEN), 1.0, torch.float32, 2)
-    together = _at_once(kind, ffn, x)
-    assert torch.equal(torch.cat([_at_once(kind, ffn, row[None]) for row in x]), together)
+    together = _fused(kind, ffn, x)
+    assert torch.equal(torch.cat([_fused(kind, ffn, row[None]) for row in x]), together)
 
 
 @kinds
@@ -127,10 +126,10 @@ def test_of_equals_the_first_is_chosen(kind) -> None:
     ffn.router.weight.zero_()
     x = numbers((3, HIDDEN), 1.0, torch.float32, 2)
     routed = ffn.experts(x.repeat(3, 1), [3, 3, 3] + [0] * 9).view(3, 3, HIDDEN).mean(0)
-    torch.testing.assert_close(_at_once(kind, ffn, x), routed)
+    torch.testing.assert_close(_fused(kind, ffn, x), routed)
 
 
 def test_what_the_kernels_do_not_know_runs_op_by_op() -> None:
     ffn = _ffn(replace(PLAIN, activation="gelu"), torch.float32, None, 4)
-    assert ffn._at_once is None
+    assert ffn._fused is None
     assert bool(ffn(numbers((2, HIDDEN), 1.0, torch.float32, 2)).isfinite().all())

@@ -223,7 +223,7 @@ def test_the_pool_has_as_many_threads_as_torch_is_set_to_use(kind, threads) -> N
     torch.set_num_threads(threads)
     try:
         ops_of(kind).linear(torch.ones(4, 64), torch.ones(4096, 64))
-        assert library.shoal_pool_threads() == threads
+        assert library.functions.pool_threads() == threads
     finally:
         torch.set_num_threads(before)
         ops_of(kind).linear(torch.ones(1, 4), torch.ones(4, 4))

@@ -12,7 +12,7 @@ from torch import Tensor
 from shoal.engine.batch import SequenceRows, build_batch
 from shoal.engine.kv import LayerKv
 from shoal.engine.ops.reference import write_kv
-from shoal.engine.ops.reference_attention import paged_attention, paged_attention_lse
+from shoal.engine.ops.reference_attention import paged_attention
 
 CPU = torch.device("cpu")
 
@@ -103,7 +103,8 @@ def test_equals_the_definition(lengths, heads, widths, block_size, window, softc
     scale = widths[0] ** -0.5
     expected, expected_lse = _dense(problem, scale, window, softcap, sinks)
     out = paged_attention(problem.q, problem.kv, problem.batch, scale, window, softcap, sinks)
-    same, lse = paged_attention_lse(problem.q, problem.kv, problem.batch, scale, window, softcap, sinks)
+    lse = problem.q.new_empty(problem.q.shape[:2])
+    same = paged_attention(problem.q, problem.kv, problem.batch, scale, window, softcap, sinks, lse)
     torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(same.double(), expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-4, atol=1e-5)
@@ -115,7 +116,8 @@ def test_long_queries_in_slices_equal_the_fused_path(window, monkeypatch) -> Non
     monkeypatch.setattr("shoal.engine.ops.reference_attention.SCORE_ELEMENTS", 600)
     problem = _problem([(40, 40), (33, 60)], 2, 3, 8, 8, 4, 0)
     out = paged_attention(problem.q, problem.kv, problem.batch, 0.3, window)
-    sliced, _ = paged_attention_lse(problem.q, problem.kv, problem.batch, 0.3, window)
+    lse = problem.q.new_empty(problem.q.shape[:2])
+    sliced = paged_attention(problem.q, problem.kv, problem.batch, 0.3, window, lse=lse)
     torch.testing.assert_close(sliced, out, rtol=1e-4, atol=1e-5)
 
 
@@ -144,7 +146,8 @@ def test_shards_merge_by_log_sum_exp() -> None:
         part = _problem([(1, 12)], 2, 2, 8, 8, 4, 4)
         slots = build_batch([SequenceRows([0] * 12, 0, part.shares[0].blocks)], part.block_size, CPU).slots
         write_kv(part.kv, whole.keys[0][half], whole.values[0][half], slots)
-        parts.append(paged_attention_lse(whole.q, part.kv, part.batch, 0.4))
+        lse = whole.q.new_empty(whole.q.shape[:2])
+        parts.append((paged_attention(whole.q, part.kv, part.batch, 0.4, lse=lse), lse))
     total = torch.logaddexp(parts[0][1], parts[1][1])
     merged = sum((lse - total).exp()[..., None] * out for out, lse in parts)
     torch.testing.assert_close(merged, expected, rtol=1e-4, atol=1e-5)

@@ -9,17 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from shoal.engine.ops.kernels import REFERENCE, Kernels, select_kernels
+from shoal.engine.ops.kernels import REFERENCE, select_kernels
 from shoal.engine.ops.native_library import backend
 from shoal.engine.ops.quantized import GROUP, QuantizedWeight, Scheme
+from shoal.engine.ops.reference_ops import ReferenceOps
 from shoal.engine.ops.reference_quantized import Gate
 
 SCHEMES: tuple[Scheme, ...] = ("int8", "int4")
 
 
 @pytest.fixture(params=["avx512", "avx2", "portable"])
-def kernels(request: pytest.FixtureRequest) -> Kernels:
-    if request.param not in backend().kinds:
+def kernels(request: pytest.FixtureRequest) -> ReferenceOps:
+    if request.param not in backend().isas:
         pytest.skip(f"{request.param} does not run here: {backend().detail}")
     return select_kernels(f"native-{request.param}")
 
@@ -95,7 +96,7 @@ def test_kernels_agree_with_the_reference(
     seed: int,
     scale: float,
 ) -> None:
-    if not backend().kinds:
+    if not backend().isas:
         pytest.skip(backend().detail)
     rng = torch.Generator().manual_seed(seed)
     weight = QuantizedWeight.of(scheme, torch.randn(outputs, inputs, generator=rng))
@@ -106,7 +107,7 @@ def test_kernels_agree_with_the_reference(
     x = wide.to(dtype)[:rows, : inputs * (2 if gate else 1)]
     b = torch.randn(outputs, generator=rng).to(dtype) if bias else None
     expected = REFERENCE.quantized_linear(x, weight, b, gate)
-    for kind in backend().kinds:
+    for kind in backend().isas:
         found = select_kernels(f"native-{kind}").quantized_linear(x, weight, b, gate)
         assert found.dtype == dtype
         assert found.shape == (rows, outputs)
@@ -122,7 +123,7 @@ def _loose(expected: Tensor) -> float:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_extreme_rows(kernels: Kernels, scheme: Scheme) -> None:
+def test_extreme_rows(kernels: ReferenceOps, scheme: Scheme) -> None:
     """All ±127 at once is the largest sum there is; rows that aren't finite are NaN and leave others alone."""
     outputs, inputs = 32, 512
     signs = torch.randint(0, 2, (outputs, inputs), generator=torch.Generator().manual_seed(3)) * 2.0 - 1
@@ -138,7 +139,7 @@ def test_extreme_rows(kernels: Kernels, scheme: Scheme) -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_row_is_the_same_bits_in_any_batch(kernels: Kernels, scheme: Scheme) -> None:
+def test_a_row_is_the_same_bits_in_any_batch(kernels: ReferenceOps, scheme: Scheme) -> None:
     rng = torch.Generator().manual_seed(4)
     weight = QuantizedWeight.of(scheme, torch.randn(200, 300, generator=rng))
     x = torch.randn(67, 300, generator=rng)
@@ -153,7 +154,7 @@ def test_a_row_is_the_same_bits_in_any_batch(kernels: Kernels, scheme: Scheme) -
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize(("outputs", "inputs"), [(33, 70), (200, 576)])
 def test_rows_that_are_looked_up(
-    kernels: Kernels, scheme: Scheme, outputs: int, inputs: int, dtype: torch.dtype
+    kernels: ReferenceOps, scheme: Scheme, outputs: int, inputs: int, dtype: torch.dtype
 ) -> None:
     weight = QuantizedWeight.of(scheme, torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(5)))
     rows = torch.tensor([outputs - 1, 0, 17, 17])
@@ -164,7 +165,7 @@ def test_rows_that_are_looked_up(
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("counts", [(0, 0, 0), (1, 0, 7), (5, 4, 0), (0, 130, 1)])
-def test_experts(kernels: Kernels, scheme: Scheme, counts: tuple[int, ...]) -> None:
+def test_experts(kernels: ReferenceOps, scheme: Scheme, counts: tuple[int, ...]) -> None:
     rng = torch.Generator().manual_seed(5)
     stack = QuantizedWeight.empty(scheme, 40, 50, slots=3)
     for slot in range(3):
@@ -173,7 +174,7 @@ def test_experts(kernels: Kernels, scheme: Scheme, counts: tuple[int, ...]) -> N
     close(kernels.quantized_experts(x, counts, stack, bias), REFERENCE.quantized_experts(x, counts, stack, bias))
 
 
-def test_counts_that_are_not_of_the_rows_are_refused(kernels: Kernels) -> None:
+def test_counts_that_are_not_of_the_rows_are_refused(kernels: ReferenceOps) -> None:
     with pytest.raises(ValueError, match="counts that sum to 3"):
         kernels.quantized_experts(torch.zeros(2, 32), (1, 2), QuantizedWeight.empty("int8", 16, 32, slots=2))
 

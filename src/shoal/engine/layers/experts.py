@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from shoal.engine import ops
 from shoal.engine.layers.linear import Weight
 from shoal.engine.layers.loading import Place, Span, Target, empty
+from shoal.engine.ops.fused import GatedFfn, Product
 from shoal.engine.ops.quantized import QuantizedRows, QuantizedWeight, Scheme
-from shoal.engine.ops.stack import GatedFfn, Product
 from shoal.engine.parallel.group import Group
 from shoal.engine.parallel.shard import split
 from shoal.specs.model import FfnSpec
@@ -65,7 +65,7 @@ class Experts(nn.Module):
             return ops.quantized_experts(gate_up, counts, self.down, bias, "silu")
         return _grouped(activate(gate_up, self.spec), counts, self.down, bias)
 
-    def stacked(self) -> GatedFfn:
+    def fused_spec(self) -> GatedFfn:
         """All of them as the compiled kernels take them."""
         spec = self.spec
         return GatedFfn(

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from shoal.engine import ops
 from shoal.engine.layers.linear import Linear, RowLinear
 from shoal.engine.layers.loading import Span, Target
-from shoal.engine.ops.stack import GatedFfn, Product
+from shoal.engine.ops.fused import GatedFfn, Product
 from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.parallel.shard import split
 from shoal.specs.model import FfnSpec
@@ -34,7 +34,7 @@ class GatedMlp(nn.Module):
             return self.down(ops.gelu_mul(gate_up, "none"))  # type: ignore[no-any-return]
         return self.down.forward_gated(gate_up, "silu" if self.activation == "silu" else "gelu_tanh")
 
-    def stacked(self) -> GatedFfn | None:
+    def fused_spec(self) -> GatedFfn | None:
         """What the compiled kernels take in one call with the rest of a layer; None where they can't."""
         # A bias is added once, after the sum over ranks.
         if self.down.group.size > 1 and self.down.bias is not None:

@@ -14,7 +14,7 @@ from shoal.engine.layers.linear import Linear
 from shoal.engine.layers.loading import Target
 from shoal.engine.layers.mlp import GatedMlp
 from shoal.engine.layers.router import Router, Routing
-from shoal.engine.ops.stack import ExpertsFfn, Product
+from shoal.engine.ops.fused import ExpertsFfn, Product
 from shoal.engine.parallel.group import SoloGroup
 from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.parallel.shard import split
@@ -64,8 +64,8 @@ class MoeFfn(nn.Module):
             self.shared_gate = Linear(hidden, 1, False, dtype, device) if spec.shared_gate else None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self._at_once is not None:
-            out, shared = self._at_once(x), None
+        if self._fused is not None:
+            out, shared = self._fused(x), None
         elif self.exchange is None:
             out, shared = self._routed(x), self._shared(x)
         else:
@@ -75,10 +75,10 @@ class MoeFfn(nn.Module):
         return self.tp.all_reduce(out) if self.tp.size > 1 and len(out) else out
 
     @cached_property
-    def _at_once(self) -> Callable[[Tensor], Tensor] | None:
+    def _fused(self) -> Callable[[Tensor], Tensor] | None:
         """All of it but the sum over ranks in one call, if the kernels have it; asked for with weights in."""
-        found, make = self.stacked(), ops.KERNELS.experts
-        return None if found is None or make is None else make(found, self.dtype)
+        spec = self.fused_spec()
+        return None if spec is None else ops.KERNELS.fuse_experts(spec, self.dtype)
 
     def _shared(self, x: Tensor) -> Tensor | None:
         if self.shared is None:
@@ -108,9 +108,9 @@ class MoeFfn(nn.Module):
             out = torch.cat((before, out, after))
         return out, shared
 
-    def stacked(self) -> ExpertsFfn | None:
+    def fused_spec(self) -> ExpertsFfn | None:
         """What the compiled kernels take in one call with the rest of a layer; None where they can't."""
-        shared = None if self.shared is None else self.shared.stacked()
+        shared = None if self.shared is None else self.shared.fused_spec()
         if self.exchange is not None or (self.shared is not None and shared is None):
             return None
         gate = self.shared_gate
@@ -119,7 +119,7 @@ class MoeFfn(nn.Module):
             router_weight=self.router.weight,
             router_bias=self.router.bias,
             correction=self.router.correction,
-            routed=self.experts.stacked(),
+            routed=self.experts.fused_spec(),
             shared=shared,
             shared_gate=None if gate is None else Product(gate.weight, gate.bias),
         )

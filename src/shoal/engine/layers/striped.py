@@ -34,7 +34,8 @@ def striped_attention(
     everyone = cp.all_gather(q, 0, stripe.sizes).index_select(0, stripe.order)
     # A sink takes part in the softmax once.
     sinks = sinks if cp.index == 0 else None
-    output, lse = ops.paged_attention_lse(everyone, kv, stripe.whole, scale, window, softcap, sinks)
+    lse = everyone.new_empty(everyone.shape[:2], dtype=torch.float32)
+    output = ops.paged_attention(everyone, kv, stripe.whole, scale, window, softcap, sinks, lse)
     packed = torch.cat((_bytes(output), _bytes(lse[..., None])), -1).index_select(0, stripe.by_rank)
     returned = cp.all_to_all(torch.split(packed, list(stripe.sizes)))
     width = output.shape[-1] * output.element_size()

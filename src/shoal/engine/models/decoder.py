@@ -27,7 +27,7 @@ from shoal.engine.layers.norm import RmsNorm
 from shoal.engine.layers.rope import RotaryEmbedding
 from shoal.engine.lora.update import ActiveRows
 from shoal.engine.models.names import NormNames, canonical, of_an_expert
-from shoal.engine.ops.stack import Product, Stack, StackLayer
+from shoal.engine.ops.fused import FusedLayer, FusedLayers, Product
 from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.parallel.placement import own_layers
 from shoal.engine.parallel.shm import ShmGroup
@@ -87,11 +87,11 @@ class DecoderLayer(nn.Module):
         out: Tensor = x + fed
         return out
 
-    def stacked(self, rope: int | None) -> StackLayer | None:
+    def fused_spec(self, rope: int | None) -> FusedLayer | None:
         """What this rank has of the layer, if the kernels may know it: grouped-query attention and a network, or
         experts, that are all here; `rope` is which of the model's rotations it uses.
         """
-        attention, ffn = self.attention, self.mlp.stacked()
+        attention, ffn = self.attention, self.mlp.fused_spec()
         if not isinstance(attention, Attention) or ffn is None or attention.cp.size > 1:
             return None
         # A bias is added once, after the sum over ranks.
@@ -102,7 +102,7 @@ class DecoderLayer(nn.Module):
         def weight(norm: RmsNorm | None) -> Tensor | None:
             return None if norm is None else norm.weight
 
-        return StackLayer(
+        return FusedLayer(
             attention_norm=self.attention_norm.weight,
             after_attention_norm=weight(self.after_attention_norm),
             ffn_norm=self.ffn_norm.weight,
@@ -114,9 +114,6 @@ class DecoderLayer(nn.Module):
             out=Product(attention.out.weight, attention.out.bias),
             ffn=ffn,
             heads=attention.heads,
-            kv_heads=attention.kv_heads,
-            width=spec.head_dim,
-            v_width=spec.v_head_dim,
             window=spec.window,
             scale=spec.scale,
             softcap=spec.softcap,
@@ -172,7 +169,7 @@ class CausalLM(nn.Module):
                 ropes.append(rope)
         self.ropes = nn.ModuleList(RotaryEmbedding(rope, max_length, dtype, device) for rope in ropes)
         attentions = [spec.layers[index].attention for index in self.stage]
-        self._stack: tuple[KvCache, Stack | None] | None = None
+        self._fused: tuple[KvCache, FusedLayers | None] | None = None
         self.adapter_rows = ActiveRows()
         self.adapter_numbers: Mapping[str, int] = {}
         """By name (`models.adapters`)."""
@@ -193,10 +190,9 @@ class CausalLM(nn.Module):
         rotations = [rope(batch.positions, end) for rope in self.ropes]
         self.adapter_rows.rows = batch.adapters
         # The fused kernels know nothing of adapters; op by op, rows of the base model get the same bits.
-        fused = batch.stripe is None and not batch.adapters
-        stack = self._stack_of(kv) if fused else None
-        if stack is not None:
-            x = stack(x, rotations, batch)
+        fused = self._fused_layers(kv) if batch.stripe is None and not batch.adapters else None
+        if fused is not None:
+            x = fused(x, rotations, batch)
             return x if self.norm is not None else self._leave(x)
         for layer, rope, layer_kv in zip(self.layers, self.rope_of_layer, kv.layers, strict=True):
             x = layer(x, None if rope is None else rotations[rope], batch, layer_kv)
@@ -207,21 +203,19 @@ class CausalLM(nn.Module):
             self.mesh.pp.send(x, self.mesh.at.pp + 1)
         return x
 
-    def _stack_of(self, kv: KvCache) -> Stack | None:
+    def _fused_layers(self, kv: KvCache) -> FusedLayers | None:
         """All layers in one call of the kernels, if they have one; made when weights and cache are there."""
-        if self._stack is None or self._stack[0] is not kv:
+        if self._fused is None or self._fused[0] is not kv:
             pairs = zip(self.layers, self.rope_of_layer, strict=True)
-            layers = [layer.stacked(rope) if isinstance(layer, DecoderLayer) else None for layer, rope in pairs]
+            layers = [layer.fused_spec(rope) if isinstance(layer, DecoderLayer) else None for layer, rope in pairs]
             known = [layer for layer in layers if layer is not None]
+            sums = self.mesh.tp.row_sums() if isinstance(self.mesh.tp, ShmGroup) else None
             made = None
-            if ops.KERNELS.stack is not None and len(known) == len(layers):
+            if len(known) == len(layers) and (self.mesh.tp.size == 1 or sums is not None):
                 norm = None if self.norm is None else self.norm.weight
-                settings = (norm, self.spec.norm.eps, self.dtype, len(self.ropes))
-                sums = self.mesh.tp.row_sums() if isinstance(self.mesh.tp, ShmGroup) else None
-                if self.mesh.tp.size == 1 or sums is not None:
-                    made = ops.KERNELS.stack(known, kv.layers, *settings, sums)
-            self._stack = (kv, made)
-        return self._stack[1]
+                made = ops.KERNELS.fuse_layers(known, kv.layers, norm, self.spec.norm.eps, self.dtype, sums)
+            self._fused = (kv, made)
+        return self._fused[1]
 
     def _enter(self, batch: Batch) -> Tensor:
         if self.embedding is not None:

@@ -7,7 +7,7 @@ runs here is used.
 import os
 from typing import Final
 
-from shoal.engine.ops.kernels import REFERENCE, Kernels, select_kernels
+from shoal.engine.ops.kernels import REFERENCE, select_kernels
 
 KERNELS: Final = select_kernels(os.environ.get("SHOAL_KERNELS"))
 
@@ -18,7 +18,6 @@ gelu_mul = KERNELS.gelu_mul
 linear = KERNELS.linear
 write_kv = KERNELS.write_kv
 paged_attention = KERNELS.paged_attention
-paged_attention_lse = KERNELS.paged_attention_lse
 grouped_linear = KERNELS.grouped_linear
 swiglu_oai = KERNELS.swiglu_oai
 quantized_linear = KERNELS.quantized_linear
@@ -30,13 +29,11 @@ rope_write = KERNELS.rope_write
 __all__ = [
     "KERNELS",
     "REFERENCE",
-    "Kernels",
     "add_rms_norm",
     "gelu_mul",
     "grouped_linear",
     "linear",
     "paged_attention",
-    "paged_attention_lse",
     "quantized_experts",
     "quantized_linear",
     "quantized_rows",

@@ -1,7 +1,7 @@
 """The compiled kernels: csrc/kernels through ctypes, which lets go of the GIL while one runs.
 
-Arguments go over as one packed struct a call, laid out as csrc/kernels/kernels.h says: packing takes a fraction of
-what ctypes takes to convert as many single arguments.
+Arguments go over as one packed struct per call: packing takes a fraction of what ctypes takes to convert as many
+single arguments.
 """
 
 import ctypes
@@ -9,35 +9,137 @@ import functools
 import importlib.machinery
 import os
 import struct
+import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from shoal.engine.errors import EngineError
+from shoal.engine.ops.native_interface import read_interface
 
-VERSION = 7
-"""As `shoal_kernels_version` in csrc/kernels/api.cpp."""
+R = TypeVar("R")
+INTERFACE = 0x8C11A11E
+"""Checksum of the interface that this package is written for: `NativeLibrary.checksum`."""
 NOT_BUILT = "the package was built without a C++ compiler: install one and build the package again"
-SPIN_SECONDS = 50e-6
-"""How long an idle thread looks for work before it sleeps: a little more than is between two kernels of a step."""
 
-LINEAR = struct.Struct("4P5qi")
-RMS_NORM = struct.Struct("4P5qf2i")
-GATED_PRODUCT = struct.Struct("2P3q2i2f")
-ROPE_WRITE = struct.Struct("8P9q2i2Pi")
-ATTENTION = struct.Struct("9P15q2f2i2P")
+
+class KernelError(EngineError):
+    """A kernel could not allocate scratch memory."""
+
+
+class OnDemand(Generic[R]):
+    """Attributes that `make` makes of their names when they are first used."""
+
+    def __init__(self, make: Callable[[str], Callable[..., R]]) -> None:
+        self._make = make
+
+    def __getattr__(self, name: str) -> Callable[..., R]:
+        made = self._make(name)
+        setattr(self, name, made)
+        return made
+
+
+class NativeLibrary:
+    """One build of the kernels, called as its own text of csrc/kernels/interface.h says.
+
+    Raises OSError for a file that is no such library.
+    """
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        try:
+            library.shoal_interface.restype = ctypes.c_char_p
+            text: bytes = library.shoal_interface()
+        except AttributeError as error:
+            raise OSError(f"{_outdated(path)} ({error})") from None
+        self._library = library
+        self._interface = read_interface(text.decode())
+        self.checksum = zlib.crc32(text)
+        self.structs, self.constants = self._interface.structs, self._interface.constants
+        self.functions: OnDemand[Any] = OnDemand(self._function)
+        """The functions of the interface, with their arguments in order."""
+        self.pack: OnDemand[bytes] = OnDemand(self._packer)
+        """Of every struct, a function from its fields, all by name, to bytes; nested structs are bytes."""
+
+    def isas(self) -> tuple[str, ...]:
+        """Instruction sets that it has kernels for and this processor has, best first."""
+        return tuple(name for index, name in reversed(self._names()) if self.functions.isa_runs(index))
+
+    def kernels(self, isa: str) -> OnDemand[int]:
+        """The kernels of an instruction set: functions of all fields of their struct, by name.
+
+        They run on as many threads as torch is set to use, so that one setting holds for both. They return 0, or
+        what the interface says, and raise KernelError when scratch memory cannot be allocated.
+        """
+        return OnDemand(functools.partial(self._kernel, self.index(isa)))
+
+    def index(self, isa: str) -> int:
+        """What functions are told an instruction set by. Raises ValueError for one without kernels."""
+        for index, name in self._names():
+            if name == isa:
+                return index
+        raise ValueError(f"no kernels for {isa!r}")
+
+    def _names(self) -> list[tuple[int, str]]:
+        names: list[tuple[int, str]] = []
+        while (name := self.functions.isa_name(len(names))) is not None:
+            names.append((len(names), name.decode()))
+        return names
+
+    def _function(self, name: str) -> Callable[..., Any]:
+        declared = self._interface.functions[name]
+        function: Callable[..., Any] = getattr(self._library, f"shoal_{name}")
+        function.argtypes, function.restype = declared.arguments, declared.result  # type: ignore[attr-defined]
+        return function
+
+    def _packer(self, name: str) -> Callable[..., bytes]:
+        return self._of_fields(name, "return pack({fields})")
+
+    def _kernel(self, index: int, name: str) -> Callable[..., int]:
+        of = self._interface.functions[name].struct
+        assert of is not None, f"{name} takes no struct"
+        body = (
+            "failed = call(isa, threads(), pack({fields}))\n"
+            "    if failed == 1: raise KernelError(message)\n"
+            "    return failed"
+        )
+        return self._of_fields(
+            of,
+            body,
+            call=self._function(name),
+            isa=index,
+            threads=torch.get_num_threads,
+            KernelError=KernelError,
+            message=f"{name}: cannot allocate scratch memory",
+        )
+
+    def _of_fields(self, name: str, body: str, **bound: object) -> Callable[..., Any]:
+        """A function of a struct's fields by name. Generated, as `dataclasses` generates `__init__`: to collect
+        fields in a dict and to sort them takes longer than to pack them.
+        """
+        of = self.structs[name]
+        scope = {"pack": struct.Struct(of.format).pack, **bound}
+        fields = ", ".join(of.fields)
+        exec(f"def function(*, {fields}):\n    {body.format(fields=fields)}", scope)
+        return scope["function"]  # type: ignore[return-value]
+
+
+def _outdated(path: Path) -> str:
+    return f"{path} was built from other sources: build it again, by `make` or `pip install -e .`"
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
     """Which of the compiled kernels run here."""
 
-    library: ctypes.CDLL | None
-    kinds: tuple[str, ...]
-    """Processor kinds this machine can run, best first."""
+    library: NativeLibrary | None
+    isas: tuple[str, ...]
+    """Instruction sets that this machine can run, best first."""
     detail: str
-    """The best kind, or why there is none."""
+    """The best of them, or why there is none."""
 
 
 def find_library() -> Path | None:
@@ -61,56 +163,10 @@ def backend() -> Backend:
     if path is None:
         return Backend(None, (), NOT_BUILT)
     try:
-        library = _load(path)
+        library = NativeLibrary(path)
     except OSError as error:
         return Backend(None, (), str(error))
-    names: list[str] = []
-    while (name := library.shoal_kernels_name(len(names))) is not None:
-        names.append(name.decode())
-    kinds = tuple(name for kind, name in reversed(list(enumerate(names))) if library.shoal_kernels_run(kind))
-    return Backend(library, kinds, kinds[0])
-
-
-def kind_index(library: ctypes.CDLL, name: str) -> int:
-    """Raises ValueError for a kind that the library doesn't have."""
-    kind = 0
-    while (found := library.shoal_kernels_name(kind)) is not None:
-        if found.decode() == name:
-            return kind
-        kind += 1
-    raise ValueError(f"no kernels for {name!r}")
-
-
-def _load(path: Path) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(path))
-    try:
-        library.shoal_kernels_version.restype = ctypes.c_int
-        library.shoal_kernels_name.restype = ctypes.c_char_p
-        library.shoal_kernels_run.argtypes = (ctypes.c_int,)
-        library.shoal_pool.argtypes = (ctypes.c_int, ctypes.c_long)
-        library.shoal_pool.restype = None
-        for name in ("linear", "rms_norm", "gated_product", "rope_write", "attention"):
-            function = getattr(library, f"shoal_{name}")
-            function.argtypes = (ctypes.c_int, ctypes.c_char_p)
-            function.restype = ctypes.c_int
-    except AttributeError as error:
-        raise OSError(f"{path.name} is of another version: {error}") from None
-    if library.shoal_kernels_version() != VERSION:
-        raise OSError(f"{path.name} is of another version: build the package again")
-    return library
-
-
-class KernelError(EngineError):
-    """A kernel could not get the memory it works in."""
-
-
-class Pool:
-    """Sizes the library's threads: as many as torch is set to use, so that one setting holds for both."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
-
-    def follow(self) -> None:
-        threads = torch.get_num_threads()
-        if threads != self._library.shoal_pool_threads():
-            self._library.shoal_pool(threads, int(SPIN_SECONDS * 1e9))
+    if library.checksum != INTERFACE:
+        return Backend(None, (), f"{_outdated(path)} (interface {library.checksum:#x} instead of {INTERFACE:#x})")
+    isas = library.isas()
+    return Backend(library, isas, isas[0])

@@ -25,60 +25,31 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    lse: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale · q·k) · v of every row over its sequence's cached tokens. q [T, Q, D] -> [T, Q, Dv].
 
     A row at position p sees keys in (p - window, p]. `softcap` bounds the scores to ±softcap by tanh (Gemma 2).
     `sinks` [Q] are logits that take part in the softmax and have no value (gpt-oss).
+
+    `lse` [T, Q] fp32 is filled with the log of each row's softmax denominator, by which shards merge. With
+    `batch.key_stride` above one a rank has some of the keys only; a row that sees none of them is 0 and -inf.
     """
-    out, _ = _attention(q, kv, batch, scale, window, softcap, sinks, want_lse=False)
-    return out
-
-
-def paged_attention_lse(
-    q: Tensor,
-    kv: LayerKv,
-    batch: Batch,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """As `paged_attention`, with the log of each row's softmax denominator, [T, Q] fp32, by which shards merge.
-
-    With `batch.key_stride` above one a rank has some of the keys only; a row that sees none of them is 0 and -inf.
-    """
-    out, lse = _attention(q, kv, batch, scale, window, softcap, sinks, want_lse=True)
-    assert lse is not None
-    return out, lse
-
-
-def _attention(
-    q: Tensor,
-    kv: LayerKv,
-    batch: Batch,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    want_lse: bool,
-) -> tuple[Tensor, Tensor | None]:
     total, heads, _ = q.shape
     _, block_size, kv_heads, _ = kv.k.shape
     out = q.new_empty(total, heads, kv.v.shape[-1])
-    lse = q.new_empty(total, heads, dtype=torch.float32) if want_lse else None
-    plain = softcap is None and sinks is None and not want_lse
+    plain = softcap is None and sinks is None and lse is None
     for group in plan_attention(batch, window, kv_heads, block_size, q.dtype):
         rows = group.rows
         grouped = q[rows] if isinstance(rows, slice) else q.index_select(0, rows)
         if plain and not group.short:
             out[rows] = _fused(grouped, kv, group, scale)
             continue
-        attended, denominators = _explicit(grouped, kv, group, scale, softcap, sinks, want_lse)
+        attended, denominators = _explicit(grouped, kv, group, scale, softcap, sinks, lse is not None)
         out[rows] = attended
         if lse is not None and denominators is not None:
             lse[rows] = denominators
-    return out, lse
+    return out
 
 
 def _fused(q: Tensor, kv: LayerKv, group: AttentionGroup, scale: float) -> Tensor:
@@ -144,7 +115,7 @@ def _explicit(
 def _gathered(
     cache: Tensor, scales: Tensor | None, slots: Tensor, dtype: torch.dtype, by_head: bool = False
 ) -> Tensor:
-    """Cached heads [n, K, D] of slots, or [n, D] of (slot, head) pairs; eight-bit ones by what a step is worth."""
+    """Cached heads [n, K, D] of slots, or [n, D] of (slot, head) pairs; eight-bit ones times their scales."""
     rows = cache.view(-1, cache.shape[-1]) if by_head else cache.flatten(0, 1)
     found = rows.index_select(0, slots)
     if scales is None:

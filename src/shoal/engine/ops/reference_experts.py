@@ -1,4 +1,4 @@
-"""The products of a mixture-of-experts layer in plain torch: as many rows an expert as there are, no padding."""
+"""The products of a mixture-of-experts layer in plain torch: as many rows per expert as there are, no padding."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,17 +7,19 @@ from torch import Tensor
 
 from shoal.engine.ops import cpu
 
+Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
 
 def grouped_linear(
     x: Tensor,
     counts: Sequence[int],
     weight: Tensor,
     bias: Tensor | None = None,
-    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = cpu.linear,
+    linear: Linear = cpu.linear,
 ) -> Tensor:
     """Rows of x [N, in] lie expert by expert, `counts[e]` of expert e; weight [E, out, in] -> [N, out].
 
-    One product an expert that has rows. Raises ValueError unless the counts are those of the rows.
+    One product per expert that has rows. Raises ValueError unless the counts are those of the rows.
     """
     if sum(counts) != x.shape[0] or len(counts) != weight.shape[0]:
         raise ValueError(

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from shoal.engine.batch import SequenceRows, build_batch
 from shoal.engine.kv.cache import SCALE_TYPE, LayerKv
-from shoal.engine.ops.kernels import REFERENCE, Kernels
+from shoal.engine.ops.kernels import REFERENCE
 from shoal.engine.ops.quantized import QuantizedWeight, Scheme
+from shoal.engine.ops.reference_ops import ReferenceOps
 
 _TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 2.0**-5}
 """Largest error as a share of the largest number of the result."""
@@ -45,10 +46,10 @@ class SelfTest:
         return f"FAILED: {len(self.failures)} of {self.checks} products are wrong: {'; '.join(self.failures)}"
 
 
-Check = tuple[str, Callable[[Kernels], Tensor]]
+Check = tuple[str, Callable[[ReferenceOps], Tensor]]
 
 
-def self_test(kernels: Kernels) -> SelfTest:
+def self_test(kernels: ReferenceOps) -> SelfTest:
     """Compare every kind of op with `REFERENCE`, on small inputs of a fixed seed and one thread."""
     started, threads = time.perf_counter(), torch.get_num_threads()
     checks = 0
@@ -122,7 +123,7 @@ def _attention(normal: Callable[..., Tensor], dtype: torch.dtype, cache: torch.d
     shape = (6, _BLOCK, _KV_HEADS, _WIDTH)
     past_k, past_v = normal(*shape), normal(*shape)
 
-    def compute(kernels: Kernels) -> Tensor:
+    def compute(kernels: ReferenceOps) -> Tensor:
         kv = _layer(past_k, past_v, cache)
         turned = kernels.rope_write(q.clone(), k.clone(), v, (rotation[0], rotation[1]), False, kv, batch.slots)
         return kernels.paged_attention(turned, kv, batch, _WIDTH**-0.5)
