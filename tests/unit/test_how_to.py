@@ -16,12 +16,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "e2e"))
 from e2ekit import tiny_llama
 
 ROOT = Path(__file__).parents[2]
-POOL_API = """
-#include "pool.h"
-extern "C" void shoal_pool(int threads, long spin_ns) { shoal::set_pool(threads, spin_ns); }
-extern "C" int shoal_pool_threads() { return shoal::pool_threads(); }
+API = """
+#include "interface.h"
+extern "C" const char* shoal::shoal_interface() { return INTERFACE; }
+extern "C" const char* shoal::shoal_isa_name(int isa) { return isa ? nullptr : "portable"; }
 """
-"""Of csrc/kernels/api.cpp what `Pool` calls: the whole library takes a minute to compile."""
+"""Of csrc/kernels/api.cpp what every kernel needs: the whole library takes a minute to compile."""
 BLOCK = re.compile(r"^```(\w+) (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -45,6 +45,7 @@ def changed(text: str, diff: str) -> str:
 def apply(heading: str, root: Path) -> None:
     """Make a copy of the source in `root` and apply a part of the page to it."""
     shutil.copytree(ROOT / "src", root / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    shutil.copytree(ROOT / "csrc", root / "csrc")
     for kind, path, text in blocks(heading):
         target = root / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -104,11 +105,9 @@ def test_the_new_scorer_takes_part_in_a_decision(tmp_path: Path) -> None:
 def test_the_new_kernel_agrees_with_its_reference(tmp_path: Path) -> None:
     apply("Add a kernel", tmp_path)
     kernels = tmp_path / "csrc" / "kernels"
-    for name in ("pool.h", "pool.cpp"):
-        shutil.copy(ROOT / "csrc" / "kernels" / name, kernels)
-    (kernels / "pool_api.cpp").write_text(POOL_API)
+    (kernels / "api.cpp").write_text(API)
     library = tmp_path / "kernels.so"
-    sources = sorted(map(str, kernels.glob("*.cpp")))
+    sources = [str(kernels / f"{name}.cpp") for name in ("api", "pool", "soft_cap")]
     command = ["c++", *compiler_arguments(), "-fPIC", "-pthread", "-shared", *sources, "-o", str(library)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -19,7 +19,7 @@ CONFIDENCE = 0.95
 RESAMPLES = 1000
 _BUDGET = 40_000_000
 """Values touched by all resamples together: bounds the time of the bootstrap to a second or two."""
-_LEAST_RESAMPLES = 100
+_MIN_RESAMPLES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def _draws(
     values: Floats, owner: NDArray[np.int64], owners: int, levels: Sequence[float], seed: int, resamples: int
 ) -> Floats:
     """[resamples, 1 + levels]: mean and quantiles of every resample of sorted values."""
-    resamples = max(_LEAST_RESAMPLES, min(resamples, _BUDGET // len(values)))
+    resamples = max(_MIN_RESAMPLES, min(resamples, _BUDGET // len(values)))
     result = np.empty((resamples, 1 + len(levels)))
     for i, counts in enumerate(resample_counts(owners, resamples, seed)):
         weights = counts[owner]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
 _PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
-_MOST = 10_000
+_MAX_SPANS = 10_000
 """Spans remembered at a time at most."""
 
 
@@ -111,7 +111,7 @@ class LiveSpans:
         with self._lock:
             for name in filter(None, names):
                 self._spans[name] = span
-            while len(self._spans) > _MOST:
+            while len(self._spans) > _MAX_SPANS:
                 self._spans.popitem(last=False)
 
     def remove(self, names: tuple[str, ...]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from shoal.observe.view import Latency, Percentiles
 
 WINDOW_SECONDS = 60.0
-_MOST = 4096
+_MAX_ENDED = 4096
 """Requests kept; under heavier load the window is shorter than a minute."""
 
 
@@ -32,7 +32,7 @@ class Window:
 
     def __init__(self, seconds: float = WINDOW_SECONDS) -> None:
         self.seconds = seconds
-        self._ended: deque[Ended] = deque(maxlen=_MOST)
+        self._ended: deque[Ended] = deque(maxlen=_MAX_ENDED)
 
     def add(self, ended: Ended) -> None:
         self._ended.append(ended)
@@ -46,7 +46,7 @@ class Window:
     def span(self, now: float, since: float) -> float:
         """Seconds that the window covers: shorter after a start, and when it is full."""
         begins = max(since, now - self.seconds)
-        if len(self._ended) == _MOST:
+        if len(self._ended) == _MAX_ENDED:
             begins = max(begins, self._ended[0].at)
         return max(1.0, now - begins)
 

@@ -27,16 +27,16 @@ GROUP = 32
 STEPS: Mapping[Scheme, int] = MappingProxyType({"int8": 2, "int4": 4})
 """Inputs of an output that lie side by side."""
 QMAX = 127
-"""-128 is not used: what a step is worth is the same on both sides of zero."""
-CODES = 15
+"""-128 is not used, so that codes are symmetric about zero."""
+MAX_CODE = 15
 _SPANS = (1.0, 0.92, 0.84)
 _REFITS = 3
 """With these, the mean error on normal numbers is that of llama.cpp's Q4_K, which has half a bit less a weight."""
-_NOTHING = 1e-8
+_ROUNDING = 1e-8
 """Of a group's squared range, what half precision's rounding of scales leaves behind."""
 _MAX_HALF = 65504.0
-_WORK = 1 << 16
-"""Numbers converted in one go, so that what is in fp32 meanwhile stays small."""
+_CHUNK = 1 << 16
+"""Numbers converted at a time, so that what is in fp32 meanwhile stays small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class QuantizedWeight:
 
     def set_rows(self, weight: Tensor, start: int = 0) -> None:
         """Round outputs [start, start + n) of the only slot to those of weight [n, in]."""
-        rows_at_once = max(PANEL, _WORK // max(1, self.inputs) // PANEL * PANEL)
+        rows_at_once = max(PANEL, _CHUNK // max(1, self.inputs) // PANEL * PANEL)
         # The first piece ends where a panel does, so that all others are whole panels.
         first = min(len(weight), rows_at_once - start % PANEL)
         for begin, end in _pieces(len(weight), first, rows_at_once):
@@ -190,13 +190,13 @@ def fitted(groups: Tensor) -> tuple[Tensor, Tensor]:
     spread = high - low
     best: tuple[Tensor, Tensor, Tensor] | None = None
     for share in _SPANS:
-        scale, zero_point = spread * (share / CODES), low + spread * ((1 - share) / 2)
+        scale, zero_point = spread * (share / MAX_CODE), low + spread * ((1 - share) / 2)
         for _ in range(_REFITS if best is not None or not _exact(groups, scale, zero_point) else 0):
             scale, zero_point = _refitted(groups, _codes(groups, scale, zero_point))
         error = (_codes(groups, scale, zero_point) * scale + zero_point - groups).square_().sum(-1, keepdim=True)
         if best is None:
             best = error, scale, zero_point
-            if bool((error <= _NOTHING * spread.square()).all()):
+            if bool((error <= _ROUNDING * spread.square()).all()):
                 break
         else:
             better = error < best[0]
@@ -212,12 +212,12 @@ def fitted(groups: Tensor) -> tuple[Tensor, Tensor]:
 def _exact(groups: Tensor, scale: Tensor, zero_point: Tensor) -> bool:
     """Whether groups lie on these levels already, as of a checkpoint that was rounded to such before."""
     off = (_codes(groups, scale, zero_point) * scale + zero_point - groups).square_().sum(-1, keepdim=True)
-    return bool((off <= _NOTHING * (scale * CODES).square()).all())
+    return bool((off <= _ROUNDING * (scale * MAX_CODE).square()).all())
 
 
 def _codes(groups: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
     """The nearest of the levels, 0 … 15 as floats; a scale of 0 has one level."""
-    return ((groups - zero_point) / scale.masked_fill(scale == 0, torch.inf)).round_().clamp_(0, CODES)
+    return ((groups - zero_point) / scale.masked_fill(scale == 0, torch.inf)).round_().clamp_(0, MAX_CODE)
 
 
 def _refitted(groups: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:

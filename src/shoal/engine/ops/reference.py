@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.engine.kv.cache import LayerKv
+from shoal.engine.ops.quantized import QMAX
 
-QMAX = 127
 SMALLEST_HEAD = 1e-30
 """Below it, a step would be too small a number to divide by."""
 

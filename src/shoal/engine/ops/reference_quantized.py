@@ -34,7 +34,7 @@ def quantized_linear(
 
 
 def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Steps of the last dimension's largest magnitude / 127, whole numbers; and what one is worth, [..., 1]."""
+    """Steps of the last dimension's largest magnitude / 127, whole numbers; and their scale, [..., 1]."""
     largest = x.abs().amax(-1, keepdim=True)
     nothing = (largest < SMALLEST) | ~largest.isfinite()
     scale = (largest / QMAX).masked_fill(nothing, 0.0)
@@ -44,7 +44,7 @@ def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _grouped(steps: Tensor, scale: Tensor, weight: QuantizedWeight) -> Tensor:
-    """steps [T, groups, 32] worth scale [T, groups] each -> [T, out]."""
+    """steps [T, groups, 32] of scales [T, groups] -> [T, out]."""
     codes = weight.exact_codes().view(weight.outputs, *steps.shape[1:])
     scales = weight.exact_scales()
     exact = torch.einsum("tgi,ogi->tgo", steps, codes)
