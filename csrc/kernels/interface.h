@@ -5,9 +5,10 @@
 
 #include <cstdint>
 
+// Not `inline`: the linker would take one text for all libraries of a process.
 #define SHOAL_INTERFACE(...) \
     __VA_ARGS__              \
-    inline constexpr char INTERFACE[] = #__VA_ARGS__;
+    constexpr char INTERFACE[] = #__VA_ARGS__;
 
 namespace shoal {
 

@@ -1,4 +1,4 @@
-// One vector type a processor kind, under the same name in a namespace of its own: the kernels are written once and
+// One vector type per instruction set, under the same name in a namespace of its own: the kernels are written once and
 // compiled once for each. Included by kernels_*.cpp after SHOAL_ISA and, for x86, the target pragma.
 //
 //     Vec          SHOAL_ISA::Vec, N floats

@@ -27,7 +27,7 @@ from shoal.engine.layers.norm import RmsNorm
 from shoal.engine.layers.rope import RotaryEmbedding
 from shoal.engine.lora.update import ActiveRows
 from shoal.engine.models.names import NormNames, canonical, of_an_expert
-from shoal.engine.ops.fused import FusedLayer, FusedLayers, Product
+from shoal.engine.ops.fused import FusedLayer, FusedLayers, FusedStage, Product
 from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.parallel.placement import own_layers
 from shoal.engine.parallel.shm import ShmGroup
@@ -213,7 +213,8 @@ class CausalLM(nn.Module):
             made = None
             if len(known) == len(layers) and (self.mesh.tp.size == 1 or sums is not None):
                 norm = None if self.norm is None else self.norm.weight
-                made = ops.KERNELS.fuse_layers(known, kv.layers, norm, self.spec.norm.eps, self.dtype, sums)
+                stage = FusedStage(known, kv.layers, norm, self.spec.norm.eps, self.dtype, sums)
+                made = ops.KERNELS.fuse_layers(stage)
             self._fused = (kv, made)
         return self._fused[1]
 

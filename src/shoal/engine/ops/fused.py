@@ -9,10 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from shoal.engine.batch import Batch
+from shoal.engine.kv.cache import LayerKv
 from shoal.engine.ops.quantized import QuantizedWeight
+from shoal.engine.parallel.sums import RankSums
 from shoal.specs.model import RouterSpec
 
 
@@ -74,8 +77,22 @@ class FusedLayer:
     interleaved: bool
 
 
+@dataclass(frozen=True, slots=True)
+class FusedStage:
+    """The layers of a pipeline stage."""
+
+    layers: Sequence[FusedLayer]
+    caches: Sequence[LayerKv]
+    norm: Tensor | None
+    """After the last layer."""
+    eps: float
+    dtype: torch.dtype
+    sums: RankSums | None
+    """None: all of the layers is here; else one rank's share, and these add it up with the others'."""
+
+
 class FusedLayers(Protocol):
-    """All layers of a stage."""
+    """All layers of a stage as one call."""
 
     def __call__(self, x: Tensor, rotations: Sequence[tuple[Tensor, Tensor]], batch: Batch) -> Tensor:
         """x [T, H] after the last layer, normed where there is a last norm. The caller gives x up."""

@@ -8,52 +8,39 @@ from torch import Tensor
 
 from shoal.engine.batch import Batch
 from shoal.engine.kv.cache import LayerKv
-from shoal.engine.ops.fused import ExpertsFfn, FusedLayer, GatedFfn, Product
+from shoal.engine.ops.fused import ExpertsFfn, FusedLayer, FusedStage, GatedFfn, Product
 from shoal.engine.ops.native_library import NativeLibrary
-from shoal.engine.ops.native_pack import DTYPES, Packer, address
+from shoal.engine.ops.native_pack import DTYPES, Packer
 from shoal.engine.ops.quantized import QuantizedWeight
-from shoal.engine.parallel.sums import RankSums
 
 
 class NativeFusedLayers:
     """The layers of a stage. Not thread-safe: it works in memory of its own."""
 
-    def __init__(
-        self,
-        library: NativeLibrary,
-        isa: str,
-        layers: Sequence[FusedLayer],
-        caches: Sequence[LayerKv],
-        norm: Tensor | None,
-        eps: float,
-        dtype: torch.dtype,
-        sums: RankSums | None = None,
-    ) -> None:
-        """`can_fuse` is true of them. `sums`: the layers hold this rank's heads and columns only."""
+    def __init__(self, library: NativeLibrary, isa: str, stage: FusedStage) -> None:
+        """`can_fuse` is true of `stage`."""
         self._kernels, self._pack = library.kernels(isa), Packer(library)
-        self._count, self._sums = len(layers), sums
+        layers, self._count, self._sums = stage.layers, len(stage.layers), stage.sums
         self._ropes = 1 + max(-1 if layer.rope is None else layer.rope for layer in layers)
         self._rotations = (ctypes.c_void_p * (2 * self._ropes))()
-        experts = [
-            _Buffer(_experts(self._pack, layer.ffn)) if isinstance(layer.ffn, ExpertsFfn) else None
-            for layer in layers
-        ]
+        ffns = [layer.ffn for layer in layers]
+        experts = [_Buffer(_experts(self._pack, ffn)) if isinstance(ffn, ExpertsFfn) else None for ffn in ffns]
         sinks = [None if layer.sinks is None else layer.sinks.float() for layer in layers]
-        parts = zip(layers, caches, sinks, experts, strict=True)
+        parts = zip(layers, stage.caches, sinks, experts, strict=True)
         packed = _Buffer(b"".join(_layer(self._pack, *of) for of in parts))
-        self._stage = self._pack.of.FusedLayers(
+        self._stage = self._pack.described(
+            "FusedLayers",
+            stage,
             layers=packed.address,
-            norm=address(norm),
             rotations=ctypes.addressof(self._rotations),
-            sums=self._pack.described("RankSums", sums),
-            count=len(layers),
+            sums=self._pack.described("RankSums", stage.sums),
+            count=self._count,
             hidden=layers[0].attention_norm.shape[0],
-            eps=eps,
-            dtype=self._pack.dtypes[dtype],
+            dtype=self._pack.dtypes[stage.dtype],
             norm_dtype=self._pack.dtypes[layers[0].attention_norm.dtype],
         )
         # What addresses point to.
-        self._kept = (tuple(layers), tuple(caches), norm, sinks, experts, packed)
+        self._kept = (stage, sinks, experts, packed)
         self._work = torch.empty(0, dtype=torch.uint8)
         self._rows = 0
 
@@ -63,19 +50,21 @@ class NativeFusedLayers:
         for index in range(self._ropes):
             cos, sin = rotations[index]
             self._rotations[2 * index], self._rotations[2 * index + 1] = cos.data_ptr(), sin.data_ptr()
-        sequences, rows = self._pack.sequences(batch), x.shape[0]
+        rows = x.shape[0]
         if rows > self._rows:
-            nothing = {"x": 0, "out": 0, "work": 0, "slots": 0}
-            size = self._kernels.fused_layers_bytes(stage=self._stage, sequences=sequences, rows=rows, **nothing)
+            planned = self._pack.described("FusedStep", None, stage=self._stage, rows=rows)
+            size = self._kernels.fused_layers_bytes(planned)
             self._work, self._rows = torch.empty(size, dtype=torch.uint8), rows
         failed = self._kernels.fused_layers(
-            stage=self._stage,
-            x=x.data_ptr(),
-            out=out.data_ptr(),
-            work=self._work.data_ptr(),
-            slots=batch.slots.data_ptr(),
-            sequences=sequences,
-            rows=rows,
+            self._pack.of.FusedStep(
+                stage=self._stage,
+                x=x.data_ptr(),
+                out=out.data_ptr(),
+                work=self._work.data_ptr(),
+                slots=batch.slots.data_ptr(),
+                sequences=self._pack.sequences(batch),
+                rows=rows,
+            )
         )
         if self._sums is not None and rows:
             self._sums.done(2 * self._count, x.nbytes, failed - 2 if failed else -1)
@@ -95,12 +84,14 @@ class NativeExperts:
         out = torch.empty_like(x)
         rows, hidden = x.shape
         self._kernels.experts(
-            ffn=self._ffn.address,
-            x=x.data_ptr(),
-            out=out.data_ptr(),
-            rows=rows,
-            hidden=hidden,
-            dtype=self._pack.dtypes[x.dtype],
+            self._pack.of.Experts(
+                ffn=self._ffn.address,
+                x=x.data_ptr(),
+                out=out.data_ptr(),
+                rows=rows,
+                hidden=hidden,
+                dtype=self._pack.dtypes[x.dtype],
+            )
         )
         return out
 
@@ -158,24 +149,19 @@ def _matrix(pack: Packer, product: Product) -> bytes:
     return pack.matrix(product.weight, product.bias)
 
 
-def can_fuse(
-    library: NativeLibrary,
-    layers: Sequence[FusedLayer],
-    caches: Sequence[LayerKv],
-    norm: Tensor | None,
-    dtype: torch.dtype,
-) -> bool:
+def can_fuse(library: NativeLibrary, stage: FusedStage) -> bool:
     """Whether the kernels can run these layers in one call."""
+    layers, dtype = stage.layers, stage.dtype
     norms = [part for layer in layers for part in _norms(layer)]
-    norms += [] if norm is None else [norm]
+    norms += [] if stage.norm is None else [stage.norm]
     return (
         bool(layers)
         and dtype in DTYPES
         and len({part.dtype for part in norms}) == 1
         and norms[0].dtype in DTYPES
         and all(_fit((layer.qkv, layer.out, *_products(layer.ffn)), dtype) for layer in layers)
-        and all(part.is_contiguous() for kv in caches for part in kv.parts)
-        and all(kv.k.dtype in (dtype, torch.int8) for kv in caches)
+        and all(part.is_contiguous() for kv in stage.caches for part in kv.parts)
+        and all(kv.k.dtype in (dtype, torch.int8) for kv in stage.caches)
         and all(_knows(library, layer.ffn) for layer in layers)
     )
 

@@ -31,11 +31,10 @@ class NativeStruct:
 
 @dataclass(frozen=True, slots=True)
 class NativeFunction:
-    """A function: what ctypes has to know of it, and the struct it takes, if any."""
+    """A function: what ctypes has to know of it."""
 
     result: type
     arguments: tuple[type, ...]
-    struct: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,6 @@ def _fields(body: str, formats: Mapping[str, str]) -> list[tuple[str, str]]:
 
 def _function(result: str, arguments: str) -> NativeFunction:
     declared = [argument for argument in arguments.split(", ") if argument]
-    pointers = re.findall(r"const (\w+)\*", arguments)
     types = (ctypes.c_char_p if "*" in argument else _C_TYPES[argument.split()[0]] for argument in declared)
     returned = ctypes.c_char_p if "*" in result else _C_TYPES[result]
-    return NativeFunction(returned, tuple(types), pointers[0] if pointers else None)
+    return NativeFunction(returned, tuple(types))

@@ -69,7 +69,7 @@ class NativeLibrary:
         return tuple(name for index, name in reversed(self._names()) if self.functions.isa_runs(index))
 
     def kernels(self, isa: str) -> OnDemand[int]:
-        """The kernels of an instruction set: functions of all fields of their struct, by name.
+        """The kernels of an instruction set: functions of their packed struct.
 
         They run on as many threads as torch is set to use, so that one setting holds for both. They return 0, or
         what the interface says, and raise KernelError when scratch memory cannot be allocated.
@@ -95,36 +95,26 @@ class NativeLibrary:
         function.argtypes, function.restype = declared.arguments, declared.result  # type: ignore[attr-defined]
         return function
 
+    def _kernel(self, index: int, name: str) -> Callable[[bytes], int]:
+        function, threads = self._function(name), torch.get_num_threads
+
+        def run(packed: bytes) -> int:
+            result: int = function(index, threads(), packed)
+            if result == 1:
+                raise KernelError(f"{name}: cannot allocate scratch memory")
+            return result
+
+        return run
+
     def _packer(self, name: str) -> Callable[..., bytes]:
-        return self._of_fields(name, "return pack({fields})")
-
-    def _kernel(self, index: int, name: str) -> Callable[..., int]:
-        of = self._interface.functions[name].struct
-        assert of is not None, f"{name} takes no struct"
-        body = (
-            "failed = call(isa, threads(), pack({fields}))\n"
-            "    if failed == 1: raise KernelError(message)\n"
-            "    return failed"
-        )
-        return self._of_fields(
-            of,
-            body,
-            call=self._function(name),
-            isa=index,
-            threads=torch.get_num_threads,
-            KernelError=KernelError,
-            message=f"{name}: cannot allocate scratch memory",
-        )
-
-    def _of_fields(self, name: str, body: str, **bound: object) -> Callable[..., Any]:
         """A function of a struct's fields by name. Generated, as `dataclasses` generates `__init__`: to collect
         fields in a dict and to sort them takes longer than to pack them.
         """
         of = self.structs[name]
-        scope = {"pack": struct.Struct(of.format).pack, **bound}
         fields = ", ".join(of.fields)
-        exec(f"def function(*, {fields}):\n    {body.format(fields=fields)}", scope)
-        return scope["function"]  # type: ignore[return-value]
+        scope: dict[str, Callable[..., bytes]] = {"pack": struct.Struct(of.format).pack}
+        exec(f"def packer(*, {fields}): return pack({fields})", scope)
+        return scope["packer"]
 
 
 def _outdated(path: Path) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor, bfloat16, dtype, float32, int8
 from shoal.engine.batch import Batch
 from shoal.engine.kv.cache import LayerKv
 from shoal.engine.ops.native_library import NativeLibrary
-from shoal.engine.ops.quantized import QuantizedWeight
+from shoal.engine.ops.quantized import STEPS, QuantizedWeight
 
 DTYPES: Final[Mapping[dtype, str]] = MappingProxyType({float32: "FLOAT32", bfloat16: "BFLOAT16"})
 """What kernels compute with."""
@@ -27,18 +27,34 @@ class Packer:
         self.constants = codes = library.constants
         self.dtypes = {dtype: codes[name] for dtype, name in DTYPES.items()}
         self.cache_dtypes = {**self.dtypes, int8: codes["EIGHT_BIT"]}
-        self._structs = library.structs
+        self._structs, self._matrix = library.structs, library.pack.Matrix
+        self._dense, self._schemes = codes["DENSE"], {scheme: codes[scheme.upper()] for scheme in STEPS}
 
     def matrix(self, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> bytes:
-        """A matrix [out, in] and its bias; of a stack of such, the first."""
+        """A matrix and its bias; of a stack of such, the first."""
         if isinstance(weight, QuantizedWeight):
-            w, scales, inputs, outputs = weight.codes, address(weight.scales), weight.inputs, weight.outputs
-            scheme = self.constants[weight.scheme.upper()]
-        else:
-            w, scales, inputs, outputs = weight, 0, weight.shape[-1], weight.shape[-2]
-            scheme = self.constants["DENSE"]
-        return self.of.Matrix(
-            w=w.data_ptr(), scales=scales, bias=address(bias), inputs=inputs, outputs=outputs, scheme=scheme
+            return self.quantized(weight, bias)
+        *_, outputs, inputs = weight.shape
+        return self.dense(weight, bias, inputs, outputs)
+
+    def dense(self, weight: Tensor, bias: Tensor | None, inputs: int, outputs: int) -> bytes:
+        return self._matrix(
+            w=weight.data_ptr(),
+            scales=0,
+            bias=0 if bias is None else bias.data_ptr(),
+            inputs=inputs,
+            outputs=outputs,
+            scheme=self._dense,
+        )
+
+    def quantized(self, weight: QuantizedWeight, bias: Tensor | None) -> bytes:
+        return self._matrix(
+            w=weight.codes.data_ptr(),
+            scales=weight.scales.data_ptr(),
+            bias=0 if bias is None else bias.data_ptr(),
+            inputs=weight.inputs,
+            outputs=weight.outputs,
+            scheme=self._schemes[weight.scheme],
         )
 
     def takes_eight_bit(self, kv: LayerKv) -> bool:

@@ -1,14 +1,12 @@
 """What an implementation of the ops provides: every op, in plain PyTorch on any device."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from shoal.engine.kv.cache import LayerKv
 from shoal.engine.ops import cpu, reference, reference_attention, reference_experts, reference_quantized
-from shoal.engine.ops.fused import ExpertsFfn, FusedLayer, FusedLayers
-from shoal.engine.parallel.sums import RankSums
+from shoal.engine.ops.fused import ExpertsFfn, FusedLayers, FusedStage
 
 
 class ReferenceOps:
@@ -30,19 +28,8 @@ class ReferenceOps:
     quantized_experts = staticmethod(reference_quantized.quantized_experts)
     quantized_rows = staticmethod(reference_quantized.quantized_rows)
 
-    def fuse_layers(
-        self,
-        layers: Sequence[FusedLayer],
-        caches: Sequence[LayerKv],
-        norm: Tensor | None,
-        eps: float,
-        dtype: torch.dtype,
-        sums: RankSums | None = None,
-    ) -> FusedLayers | None:
-        """Make one call of the layers, with `norm` after the last; None: they run op by op.
-
-        `sums`: they are one rank's share, and these add it up with the others'.
-        """
+    def fuse_layers(self, stage: FusedStage) -> FusedLayers | None:
+        """Make one call of all layers; None: they run op by op."""
         return None
 
     def fuse_experts(self, ffn: ExpertsFfn, dtype: torch.dtype) -> Callable[[Tensor], Tensor] | None:
