@@ -153,7 +153,7 @@ class NativeOps(CpuOps):
         if dtype is None or weight_dtype is None or not x.is_cpu:
             return None
         rows, width = x.shape
-        out = x.new_empty(rows, width)
+        out = torch.empty_like(x)
         self._kernels.rms_norm(
             self._structs.RmsNorm(
                 x=x.data_ptr(),

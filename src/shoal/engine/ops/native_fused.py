@@ -56,7 +56,7 @@ class NativeFusedLayers:
             size = self._kernels.fused_layers_bytes(planned)
             self._work, self._rows = torch.empty(size, dtype=torch.uint8), rows
         failed = self._kernels.fused_layers(
-            self._pack.of.FusedStep(
+            self._pack.structs.FusedStep(
                 stage=self._stage,
                 x=x.data_ptr(),
                 out=out.data_ptr(),
@@ -84,7 +84,7 @@ class NativeExperts:
         out = torch.empty_like(x)
         rows, hidden = x.shape
         self._kernels.experts(
-            self._pack.of.Experts(
+            self._pack.structs.Experts(
                 ffn=self._ffn.address,
                 x=x.data_ptr(),
                 out=out.data_ptr(),
@@ -119,15 +119,18 @@ def _layer(pack: Packer, layer: FusedLayer, kv: LayerKv, sinks: Tensor | None, e
 
 
 def _experts(pack: Packer, ffn: ExpertsFfn) -> bytes:
-    gate_up, down = ffn.routed.gate_up, ffn.routed.down
+    gate_up_bytes, gate_up_scales_bytes = _apart(ffn.routed.gate_up)
+    down_bytes, down_scales_bytes = _apart(ffn.routed.down)
     weights = {"weight": ffn.router_weight, "bias": ffn.router_bias, "correction": ffn.correction}
     return pack.described(
         "ExpertsFfn",
         ffn,
         router=pack.described("Router", ffn.router, **weights),
         routed=_gated(pack, ffn.routed),
-        **dict(zip(("gate_up_bytes", "gate_up_scales_bytes"), _apart(gate_up), strict=True)),
-        **dict(zip(("down_bytes", "down_scales_bytes"), _apart(down), strict=True)),
+        gate_up_bytes=gate_up_bytes,
+        gate_up_scales_bytes=gate_up_scales_bytes,
+        down_bytes=down_bytes,
+        down_scales_bytes=down_scales_bytes,
         shared=None if ffn.shared is None else _gated(pack, ffn.shared),
         shared_gate=None if ffn.shared_gate is None else _matrix(pack, ffn.shared_gate),
     )

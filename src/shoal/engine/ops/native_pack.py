@@ -16,6 +16,7 @@ DTYPES: Final[Mapping[dtype, str]] = MappingProxyType({float32: "FLOAT32", bfloa
 
 
 def address(tensor: Tensor | None) -> int:
+    """Of its memory; 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
@@ -23,11 +24,11 @@ class Packer:
     """Packs what several structs have in common. A struct's memory is the caller's to keep."""
 
     def __init__(self, library: NativeLibrary) -> None:
-        self.of = library.pack
+        self.structs = library.pack
         self.constants = codes = library.constants
         self.dtypes = {dtype: codes[name] for dtype, name in DTYPES.items()}
         self.cache_dtypes = {**self.dtypes, int8: codes["EIGHT_BIT"]}
-        self._structs, self._matrix = library.structs, library.pack.Matrix
+        self._layouts, self._matrix = library.structs, library.pack.Matrix
         self._dense, self._schemes = codes["DENSE"], {scheme: codes[scheme.upper()] for scheme in STEPS}
 
     def matrix(self, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> bytes:
@@ -38,6 +39,7 @@ class Packer:
         return self.dense(weight, bias, inputs, outputs)
 
     def dense(self, weight: Tensor, bias: Tensor | None, inputs: int, outputs: int) -> bytes:
+        """A weight [outputs, inputs], or the first of a stack of such."""
         return self._matrix(
             w=weight.data_ptr(),
             scales=0,
@@ -48,6 +50,7 @@ class Packer:
         )
 
     def quantized(self, weight: QuantizedWeight, bias: Tensor | None) -> bytes:
+        """A weight of one slot, or the first of several."""
         return self._matrix(
             w=weight.codes.data_ptr(),
             scales=weight.scales.data_ptr(),
@@ -67,11 +70,12 @@ class Packer:
         )
 
     def paged_kv(self, kv: LayerKv) -> bytes:
+        """A layer's cache."""
         k, v = kv.k, kv.v
         _, block_size, heads, width = k.shape
         _, k_slot, k_head, _ = k.stride()
         _, v_slot, v_head, _ = v.stride()
-        return self.of.PagedKv(
+        return self.structs.PagedKv(
             k=k.data_ptr(),
             v=v.data_ptr(),
             k_scales=address(kv.k_scales),
@@ -88,7 +92,8 @@ class Packer:
         )
 
     def sequences(self, batch: Batch) -> bytes:
-        return self.of.Sequences(
+        """Where a batch's sequences begin, how long they are, and their block tables."""
+        return self.structs.Sequences(
             starts=batch.query_starts.data_ptr(),
             contexts=batch.context_lengths.data_ptr(),
             tables=batch.block_tables.data_ptr(),
@@ -102,7 +107,7 @@ class Packer:
         A tensor is its address, a name the enumerator of that name, and None zero, as is all of a struct of None.
         """
         values: dict[str, object] = {}
-        for field, code in self._structs[name].fields.items():
+        for field, code in self._layouts[name].fields.items():
             value = given[field] if field in given else None if source is None else getattr(source, field)
             if isinstance(value, Tensor):
                 value = value.data_ptr()
@@ -111,5 +116,5 @@ class Packer:
             elif value is None:
                 value = b"" if code.endswith("s") else 0
             values[field] = value
-        packed: bytes = getattr(self.of, name)(**values)
+        packed: bytes = getattr(self.structs, name)(**values)
         return packed
