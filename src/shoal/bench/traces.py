@@ -1,37 +1,19 @@
 """Production traces as loads: Azure's CSV (lengths and times) and Mooncake's JSONL (prefix structure besides).
 
-Formats: Azure/AzurePublicDataset `AzureLLMInferenceTrace_*.csv` (TIMESTAMP, ContextTokens, GeneratedTokens) and the
-trace of the Mooncake paper (FAST '25): timestamp in ms, lengths, and the hash ids of the prompt's 512-token blocks.
+`shoal.plan.readers.trace` reads the files.
 """
 
-import csv
-import json
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 
 from shoal.bench.arrivals import scaled_times
 from shoal.bench.load import Load, Segment, Session, Turn
+from shoal.plan.readers.trace import BLOCK_TOKENS, TraceRequest, read_trace
 from shoal.specs.errors import SpecError
 
-BLOCK_TOKENS = 512
-"""Tokens of a block that a Mooncake hash id stands for."""
-
-
-@dataclass(frozen=True, slots=True)
-class TraceRequest:
-    """One line of a trace."""
-
-    at: float
-    """Seconds, on the trace's own clock."""
-    input: int
-    output: int
-    blocks: tuple[int, ...] = ()
-    """Hash ids of the prompt's blocks; empty: the trace says nothing of prefixes."""
+__all__ = ["BLOCK_TOKENS", "Cut", "TraceRequest", "read_trace", "trace_load"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,29 +29,6 @@ class Cut:
     max_input: int | None = None
     """Longer prompts lose their end."""
     max_output: int | None = None
-
-
-def read_trace(path: Path, limit: int | None = None, start: float = 0.0) -> tuple[TraceRequest, ...]:
-    """The requests of a `.csv` (Azure) or `.jsonl` (Mooncake) trace in order of time.
-
-    Raises `SpecError` naming file and line for anything that doesn't parse, and for an empty selection.
-    """
-    if path.suffix not in (".csv", ".jsonl"):
-        raise SpecError("trace", str(path), "an Azure .csv or a Mooncake .jsonl file")
-    if not path.is_file():
-        raise SpecError("trace", str(path), "a file that exists")
-    found: list[TraceRequest] = []
-    first: float | None = None
-    for request in _azure(path) if path.suffix == ".csv" else _mooncake(path):
-        first = request.at if first is None else first
-        if request.at - first < start:
-            continue
-        found.append(request)
-        if limit is not None and len(found) >= limit:
-            break
-    if not found:
-        raise SpecError("trace", str(path), "a trace with at least one request after its start offset")
-    return tuple(sorted(found, key=lambda r: r.at))
 
 
 def trace_load(path: Path, cut: Cut, speed: float = 1.0, rate: float | None = None) -> Load:
@@ -113,46 +72,3 @@ def _clip(segments: tuple[Segment, ...], most: int | None) -> tuple[Segment, ...
         kept.append(Segment(segment.key, min(segment.tokens, left), segment.role))
         left -= segment.tokens
     return tuple(kept)
-
-
-def _azure(path: Path) -> Iterator[TraceRequest]:
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        for row in reader:
-            try:
-                yield TraceRequest(
-                    _seconds(row["TIMESTAMP"]), _tokens(row["ContextTokens"]), _tokens(row["GeneratedTokens"])
-                )
-            except (KeyError, ValueError, TypeError) as error:
-                columns = "TIMESTAMP, ContextTokens, GeneratedTokens"
-                raise SpecError(f"{path.name}: line {reader.line_num}", str(error), f"columns {columns}") from None
-
-
-def _seconds(timestamp: str) -> float:
-    # Azure writes seven digits of a second; datetime reads six.
-    moment = datetime.fromisoformat(re.sub(r"(\.\d{6})\d+", r"\1", timestamp.strip()))
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-
-
-def _tokens(value: object) -> int:
-    number = int(value)  # type: ignore[call-overload]
-    if number < 0:
-        raise ValueError(f"{number} tokens")
-    return max(1, int(number))
-
-
-def _mooncake(path: Path) -> Iterator[TraceRequest]:
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-                blocks = tuple(int(b) for b in row.get("hash_ids", ()))
-                size = _tokens(row["input_length"])
-                if blocks and not BLOCK_TOKENS * (len(blocks) - 1) < size <= BLOCK_TOKENS * len(blocks):
-                    raise ValueError(f"{len(blocks)} hash ids for {size} tokens")
-                yield TraceRequest(float(row["timestamp"]) / 1e3, size, _tokens(row["output_length"]), blocks)
-            except (KeyError, ValueError, TypeError, AttributeError) as error:
-                accepted = "timestamp (ms), input_length, output_length and one hash id for each 512 tokens"
-                raise SpecError(f"{path.name}: line {number}", str(error), accepted) from None

@@ -10,6 +10,7 @@ from shoal.cli.plan_data import attach
 from shoal.specs.errors import SpecError
 
 if TYPE_CHECKING:
+    from shoal.plan.asked import Asked
     from shoal.plan.designs import Plan
 
 NO_PLAN = 1
@@ -125,6 +126,14 @@ def plan_model(
             "--layout", help="Evaluate this design instead of searching: tp=8, or tp=4,pp=2 x2; repeat to compare."
         ),
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace",
+            "--log",
+            help="Lengths, peak and prefix reuse from a trace or log (.csv, .jsonl), where not given.",
+        ),
+    ] = None,
     catalog: Annotated[list[Path] | None, typer.Option(help="A catalogue file of your own; repeatable.")] = None,
     constants: Annotated[
         Path | None, typer.Option(help="Constants of the time model, written by `shoal plan calibrate`.")
@@ -158,6 +167,8 @@ def plan_model(
         prices="rented" if rented else prices, sized_for="high" if sure else sized_for,
         layout="; ".join(layout) if layout else None,
     )  # fmt: skip
+    if trace is not None:
+        asked = _traced(asked, trace, as_json)
     read = read_question(asked, catalog or (), emit if emit not in (None, "k8s", "shoal") else "vllm")
     if constants is not None:
         from shoal.plan.artifact import read_artifact
@@ -169,6 +180,18 @@ def plan_model(
         (answer_layouts if read.layouts else answer_inverse)(read, quick, as_json)
         return
     _answer(search(read.question), asked.model or "", top, quick, as_json, html, emit, serve_model)
+
+
+def _traced(asked: "Asked", trace: Path, quiet: bool) -> "Asked":
+    from shoal.plan.readers.trace import read_trace
+    from shoal.plan.traced import summarize, trace_lines, with_trace
+
+    found = summarize(read_trace(trace))
+    if not quiet:
+        for line in trace_lines(found, trace.name):
+            typer.echo(line)
+        typer.echo()
+    return with_trace(asked, found)
 
 
 def _answer(

@@ -4,6 +4,7 @@ explanation = explain(plan)
 print("\\n".join(explanation.lines()))
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from shoal.plan.kv import sequence_curve
 from shoal.plan.ladder import Rung, ladder, published_precision, with_split, without_split
 from shoal.plan.levers import Effect, effects, prefix_lines
 from shoal.plan.provenance import Sourced, sourced
+from shoal.plan.question import Question
 from shoal.plan.sequences import design_memory
 from shoal.plan.topology import LinkUse, link_uses
 from shoal.plan.words import milliseconds, per_million, plural, seconds, usd
@@ -120,10 +122,12 @@ def _summary(plan: Plan, best: Design) -> Iterator[str]:
         cheapest = min((e.design for e in tied if e.design.cost), key=_dollars, default=None)
         tail = f"; the cheapest as estimated is {cheapest.name} at {per_million(cheapest)}" if cheapest else ""
         also = "" if cheapest is None or cheapest is best else tail
+        smallest = best.devices == min(entry.design.devices for entry in tied)
+        first = "the smallest comes first" if smallest else "the one that is least to run comes first"
         yield (
             f"{len(tied):,} designs on {', '.join(names[:6])}{' and others' if len(names) > 6 else ''} are too "
             "close to "
-            f"call: the intervals overlap, so the smallest and simplest comes first{also}."
+            f"call: the intervals overlap, so {first}{also}."
         )
     published = published_precision(plan)
     if published is not None:
@@ -173,18 +177,24 @@ def _binding(plan: Plan, best: Design, terms: Breakdown) -> Iterator[str]:
         "engine": "the engine's own limit on sequences in a step",
         "traffic": f"the traffic alone: its memory would hold {best.memory_batch:,}",
     }
-    yield (
-        f"A replica takes {plural(best.capacity, 'request')} at once, bounded by {reasons[best.limit]}; at the "
-        "peak it "
-        f"has {best.load:,.0f}."
-    )
+    if best.split:
+        # A decode worker's capacity was not measured by itself: only its share of the peak is known.
+        yield (
+            f"At the peak a decode worker has {plural(math.ceil(best.load), 'request')}; its KV memory holds "
+            f"{best.memory_batch:,} of {question.held_tokens:,.0f} tokens."
+        )
+    else:
+        yield (
+            f"A replica takes {plural(best.capacity, 'request')} at once, bounded by {reasons[best.limit]}; at the "
+            f"peak it has {best.load:,.0f}."
+        )
     held = footprint(question, best)
     layout = design_memory(question, best).worst
     alone = devices_needed(held.weights + held.cache, best.accelerator.memory_bytes)
     if alone.count < best.devices:
         yield (
-            f"Weights and cache alone would take {plural(alone.count, 'device')} with a fifth kept free: time, not "
-            f"memory, sets the rest of the {best.devices:,}."
+            f"Weights and cache alone would take {plural(alone.count, 'device')} with a fifth kept free; the other "
+            f"{best.devices - alone.count:,} are for {_what_sets_the_rest(question)}."
         )
     yield (
         f"Memory: weights {held.weights / 1e9:,.1f} GB once, cache {held.cache / 1e9:,.1f} GB for the peak; the "
@@ -192,6 +202,13 @@ def _binding(plan: Plan, best: Design, terms: Breakdown) -> Iterator[str]:
         f"device has {layout.weights / 1e9:,.1f} GB of weights and {layout.kv_room / 1e9:,.1f} GB left for cache, "
         f"with the engine told to run at most {plural(best.sequences, 'sequence')}."
     )
+
+
+def _what_sets_the_rest(question: Question) -> str:
+    reasons = ["time"]
+    reasons += [f"{question.headroom:.0%} headroom"] if question.headroom else []
+    reasons += [plural(question.spares, "spare replica")] if question.spares else []
+    return " and ".join([", ".join(reasons[:-1]), reasons[-1]] if len(reasons) > 1 else reasons)
 
 
 def _splitting(plan: Plan, best: Design, terms: Breakdown) -> Iterator[str]:
@@ -214,10 +231,7 @@ def _splitting(plan: Plan, best: Design, terms: Breakdown) -> Iterator[str]:
         if single is None:
             yield "No design with one pool meets the targets, so the split is needed."
         else:
-            yield (
-                f"The split pays here: {plural(best.devices, 'device')} against {single.devices:,} with one pool, "
-                "because prefill no longer interrupts decoding."
-            )
+            yield split_against(best, single)
         return
     waits = next((part for part in terms.tpot if part.name == "interference"), None)
     if waits is not None:
@@ -234,6 +248,25 @@ def _splitting(plan: Plan, best: Design, terms: Breakdown) -> Iterator[str]:
         yield f"A split would take {plural(rival.devices, 'device')} ({rival.name}): {verdict}. Measure first."
     if question.slo.ttft is None and question.slo.tpot is None:
         yield "Without latency targets there is nothing that a split could protect."
+
+
+def split_against(split: Design, single: Design) -> str:
+    """What a split that was chosen takes, against the best design with one pool. Says that it pays only where it
+    does."""
+    devices = f"{plural(split.devices, 'device')} against {single.devices:,} with one pool"
+    if split.cost is not None and single.cost is not None:
+        mine, other = split.cost.per_hour, single.cost.per_hour
+        devices += f", {usd(mine)} an hour against {usd(other)}"
+        fewer = mine < other
+    else:
+        fewer = split.devices < single.devices
+    if fewer:
+        return f"The split pays here: {devices}, because prefill no longer interrupts decoding."
+    if split.sure and not single.sure:
+        return (
+            f"The split takes {devices}; it comes first because it meets the targets at the intervals' upper end."
+        )
+    return f"The split saves nothing here: {devices} ({single.name}). Measure one pool before you run two."
 
 
 def _rejected(rejection: Rejection) -> str:

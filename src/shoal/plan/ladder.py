@@ -96,10 +96,15 @@ def _compared(best: Design, rival: Design) -> str:
         return f"It would take {what}: {difference}."
     price = f"{usd(rival.cost.per_million_output.mean)} against {usd(best.cost.per_million_output.mean)}"
     if too_close(best, rival):
-        why = "smaller" if rival.devices > best.devices else "simpler" if rival.rung > best.rung else "preferred"
-        return f"{what} costs {price}: too close to call, and the design chosen is {why}."
-    cheaper = rival.cost.per_million_output.mean < best.cost.per_million_output.mean
-    return f"{what} costs {price} a million output tokens{'' if cheaper else ': more for the same traffic'}."
+        tail = ""
+        if rival.devices > best.devices:
+            tail = ", and the design chosen is smaller"
+        elif rival.rung > best.rung:
+            tail = ", and the design chosen is simpler"
+        return f"{what} costs {price}: too close to call{tail}."
+    dearer = rival.cost.per_million_output.mean > best.cost.per_million_output.mean
+    unsure = "" if dearer or rival.sure or not best.sure else ": cheaper, but it may miss a target"
+    return f"{what} costs {price} a million output tokens{': more for the same traffic' if dearer else unsure}."
 
 
 def _shape(design: Design) -> str:
@@ -122,7 +127,11 @@ def _why_not(plan: Plan, best: Design, number: int) -> str:
             most = max(single, key=lambda d: d.capacity)
             bound = {"tpot": "the TPOT target", "ttft": "the TTFT target", "engine": "the engine's batch limit"}
             limit = bound.get(most.limit, "its memory")
-            return f"One device takes {most.capacity:,} requests, bounded by {limit}: too few."
+            free = f" with {plan.question.headroom:.0%} kept free" if plan.question.headroom else ""
+            return (
+                f"One device takes {plural(most.capacity, 'request')}, bounded by {limit}: it would take "
+                f"{plural(most.replicas, 'device')}{free}."
+            )
         return f"No single {best.accelerator.name} serves it."
     if number == 6:
         return "No split meets the targets here, or no link joins two pools."
