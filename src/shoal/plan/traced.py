@@ -41,7 +41,7 @@ class Traced:
     peak_rate: float
     """In the busiest minute."""
     prefix_hit: float | None
-    """Share of input tokens that repeat a prefix seen before, if nothing is evicted, or that the server found cached;
+    """Share of input tokens that repeat an earlier prefix, if nothing is evicted, or that the server found cached;
     None: the trace does not say."""
     curve: tuple[float, ...]
     """Requests per second in `BARS` parts: of the day where a day or more is covered, else of the span."""

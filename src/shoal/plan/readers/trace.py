@@ -40,7 +40,9 @@ def read_trace(path: Path, limit: int | None = None, start: float = 0.0) -> tupl
     """
     if path.suffix not in (".csv", ".jsonl"):
         raise SpecError(
-            "trace", str(path), "an Azure .csv, or a .jsonl of Mooncake's or of requests with their usage"
+            "trace",
+            str(path),
+            "an Azure .csv or a Mooncake .jsonl file, or a .jsonl log of requests with their usage",
         )
     if not path.is_file():
         raise SpecError("trace", str(path), "a file that exists")
