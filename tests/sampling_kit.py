@@ -7,7 +7,8 @@ import tokenizers
 import torch
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
-from shoal.engine.sampling.params import SamplingParams
+from shoal.engine.sampling.guided import GuidedCompiler
+from shoal.engine.sampling.params import GuidedParams, SamplingParams
 from shoal.engine.sampling.sampler import Sampler, SampleRow
 from shoal.engine.text.convert import ConvertedTokenizer, TokenizerMeta
 from shoal.engine.text.tokenizer import Tokenizer
@@ -82,3 +83,14 @@ def run_alone(
         assert result.error is None, result.error
         tokens.extend(result.tokens)
     return tokens
+
+
+def accepts(compiler: GuidedCompiler, guided: GuidedParams, tokenizer: Tokenizer, text: str) -> bool:
+    """Whether a constraint admits `text` as a whole answer: it can end there."""
+    state = compiler(guided)
+    for token in tokenizer.encode(text, add_special_tokens=False):
+        if state.complete:
+            return False
+        state.advance(token)
+    logits = np.zeros(tokenizer.vocab_size, np.float32)
+    return state.mask(logits) is None and bool(np.isfinite(logits[list(tokenizer.eos_token_ids)]).any())

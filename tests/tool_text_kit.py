@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, get_args
 
-from shoal.engine.text.tools import Event, Reasoning, ToolFormat, tool_parser
+from shoal.engine.text.tools import Event, Reasoning, ToolCall, ToolFormat, tool_parser
 
 FORMATS: tuple[ToolFormat, ...] = get_args(ToolFormat)
 MARKS = (
@@ -108,3 +108,11 @@ def read(tool_format: ToolFormat, text: str, cuts: Iterable[int] = ()) -> list[E
         events += parser.push(text[at:cut])
         at = cut
     return merged(events + parser.flush())
+
+
+def parse_tool_calls(tool_format: ToolFormat, text: str) -> tuple[str, list[ToolCall]]:
+    """Content and calls of a whole answer."""
+    parser = tool_parser(tool_format)
+    events = parser.push(text) + parser.flush()
+    content = "".join(event for event in events if isinstance(event, str))
+    return content, [event for event in events if isinstance(event, ToolCall)]

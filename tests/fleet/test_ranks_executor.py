@@ -48,7 +48,6 @@ def test_a_step_reaches_every_rank_and_its_result_comes_from_the_one_that_sample
         stats = executor.rank_stats()
         assert [s.steps for s in stats] == [6] * executor.layout.world
         assert all(s.seconds >= s.waited >= 0 for s in stats)
-        assert executor.straggler() in stats
     for rank, volumes in enumerate(traffic):
         counted = {(v.axis, v.operation): (v.messages, v.bytes) for v in volumes}
         hands_over = executor.layout.coordinates(rank).pp < pp - 1

@@ -11,25 +11,19 @@ import logging
 import queue
 import secrets
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from shoal.engine.core import EngineCore, Observer
 from shoal.engine.errors import EngineDead, EngineError, InvalidRequest
 from shoal.engine.frontend import Frontend
-from shoal.engine.handoff.params import KvTransferParams
 from shoal.engine.handoff.transfers import KvTransfers
 from shoal.engine.kv.blocks import KvBlocks
 from shoal.engine.load import load_engine
 from shoal.engine.options import EngineOptions
 from shoal.engine.outputs import EngineStats, RequestOutput
 from shoal.engine.request import EngineRequest
-from shoal.engine.sampling.defaults import SamplingDefaults
-from shoal.engine.sampling.params import SamplingParams
-from shoal.engine.text.reasoning import ReasoningMode
-from shoal.engine.text.tokenizer import Tokenizer
 from shoal.policy.batching import RequestRefused
-from shoal.specs.model import ModelSpec
 
 log = logging.getLogger("shoal.engine")
 
@@ -41,7 +35,8 @@ class AsyncEngine:
 
     def __init__(self, core: EngineCore, frontend: Frontend, loop: asyncio.AbstractEventLoop) -> None:
         self._core = core
-        self._frontend = frontend
+        self.frontend = frontend
+        """Makes the requests that `stream` takes; callable from any thread."""
         self._loop = loop
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._streams: dict[str, asyncio.Queue[RequestOutput]] = {}
@@ -85,38 +80,6 @@ class AsyncEngine:
             raise
 
     @property
-    def model_name(self) -> str:
-        return self._frontend.model_name
-
-    @property
-    def reasoning(self) -> ReasoningMode:
-        return self._frontend.reasoning
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self._frontend.spec
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._frontend.tokenizer
-
-    @property
-    def sampling_defaults(self) -> SamplingDefaults:
-        return self._frontend.sampling_defaults
-
-    @property
-    def max_model_len(self) -> int:
-        return self._frontend.max_model_len
-
-    @property
-    def adapters(self) -> Sequence[str]:
-        return self._frontend.adapters
-
-    @property
-    def vocab_size(self) -> int:
-        return self._frontend.spec.vocab
-
-    @property
     def healthy(self) -> bool:
         return self._dead is None and self._thread.is_alive()
 
@@ -127,32 +90,6 @@ class AsyncEngine:
     def watch(self, observer: Observer) -> None:
         """Who is told of steps and finished requests from now on."""
         self._core.observer = observer
-
-    def prepare(
-        self,
-        prompt: str | Sequence[int],
-        params: SamplingParams,
-        request_id: str,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        output: Sequence[int] = (),
-        kv_transfer: KvTransferParams | None = None,
-        lora: str | None = None,
-    ) -> EngineRequest:
-        """A checked request for `stream`, or InvalidRequest. Callable from any thread: long prompts and grammars
-        take a while, and the event loop has other streams to serve.
-        """
-        return self._frontend.prepare(
-            prompt,
-            params,
-            request_id,
-            priority=priority,
-            cache_salt=cache_salt,
-            output=output,
-            kv_transfer=kv_transfer,
-            lora=lora,
-        )
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of a prepared request. Closing the generator aborts it."""

@@ -61,7 +61,9 @@ class Frontend:
         kv_transfer: KvTransferParams | None = None,
         lora: str | None = None,
     ) -> EngineRequest:
-        """A request the engine can compute. Raises InvalidRequest: field, value, what is accepted.
+        """Return a request that the engine can compute. Raises InvalidRequest: field, value, what is accepted.
+
+        Long prompts and grammars take a while: a server calls this outside its event loop.
 
         `output` are tokens that another replica has given already, to be gone on from.
         """

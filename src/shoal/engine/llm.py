@@ -138,8 +138,8 @@ class LLM:
     ) -> list[GenerateResult]:
         """Answers to one conversation or several, through the model's chat template."""
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        prompts = [
-            self.tokenizer.apply_chat_template(
+        texts = [
+            self.tokenizer.render_chat(
                 c,  # type: ignore[arg-type]
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
@@ -147,6 +147,8 @@ class LLM:
             )
             for c in conversations
         ]
+        # The template writes its own special tokens.
+        prompts = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
         return self.generate(prompts, params, lora=lora, use_tqdm=use_tqdm)
 
     def stats(self) -> EngineStats:

@@ -12,6 +12,7 @@ A guided answer is what the guide says, whatever marks its strings hold. Any oth
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from shoal.engine.frontend import Frontend
 from shoal.engine.text.reasoning import (
     THINK,
     ChannelCounter,
@@ -35,7 +36,6 @@ from shoal.server.readers import (
     ReasoningShow,
 )
 from shoal.server.required_reader import RequiredReader
-from shoal.server.state import Engine
 from shoal.server.tool_choice import active_tools
 
 _PROMPT_END = 32
@@ -82,14 +82,14 @@ class AnswerFormat:
         return FamilyReader(parser, at_most_one=self.at_most_one, show=self.show)
 
 
-def answer_format(engine: Engine, body: ChatRequest, prompt: Sequence[int], *, guided: bool) -> AnswerFormat:
+def answer_format(frontend: Frontend, body: ChatRequest, prompt: Sequence[int], *, guided: bool) -> AnswerFormat:
     """The format of the answers to `body`, whose conversation was rendered as `prompt`."""
-    tokenizer, tools = engine.tokenizer, active_tools(body)
+    tokenizer, tools = frontend.tokenizer, active_tools(body)
     notation: ToolFormat | None = None
     marks: ReasoningMarks | None = None
-    show: ReasoningShow = "apart" if engine.reasoning == "auto" else "content"
+    show: ReasoningShow = "apart" if frontend.reasoning == "auto" else "content"
     if not guided:
-        family = tokenizer.tool_format(engine.spec.model_type)
+        family = tokenizer.tool_format(frontend.spec.model_type)
         # Harmony's channels are in every answer, tools or not.
         notation = family if tools or family == "harmony" else None
         marks = None if notation == "harmony" else tokenizer.reasoning_marks

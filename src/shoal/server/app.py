@@ -86,7 +86,7 @@ class Routes:
     async def count_tokens(self, request: Request) -> ASGIApp:
         body = await self._body(request, CountTokensRequest)
         self._state.check_model(body.model)
-        return json_response(await asyncio.to_thread(messages.count_tokens, self._state.engine(), body))
+        return json_response(await asyncio.to_thread(messages.count_tokens, self._state.engine().frontend, body))
 
     async def embeddings(self, request: Request) -> ASGIApp:
         body = await self._body(request, EmbeddingRequest)
@@ -108,12 +108,12 @@ class Routes:
     async def tokenize(self, request: Request) -> ASGIApp:
         body = await self._body(request, TokenizeRequest)
         self._state.check_model(body.model)
-        return json_response(await asyncio.to_thread(text.tokenize, self._state.engine(), body))
+        return json_response(await asyncio.to_thread(text.tokenize, self._state.engine().frontend, body))
 
     async def detokenize(self, request: Request) -> ASGIApp:
         body = await self._body(request, DetokenizeRequest)
         self._state.check_model(body.model)
-        return json_response(await asyncio.to_thread(text.detokenize, self._state.engine(), body))
+        return json_response(await asyncio.to_thread(text.detokenize, self._state.engine().frontend, body))
 
     async def models(self, request: Request) -> ASGIApp:
         return json_response(ModelList([self._card(name) for name in (*self._state.names, *self._state.adapters)]))

@@ -82,7 +82,7 @@ class _Answer:
                     logprobs[index].extend(shown.content or ())
                 if output.prompt_logprobs and self._body.prompt_logprobs is not None:
                     asked = await asyncio.to_thread(
-                        prompt_logprobs, conversation.engine.tokenizer, output.prompt_logprobs
+                        prompt_logprobs, conversation.engine.frontend.tokenizer, output.prompt_logprobs
                     )
                 if piece.finish is not None:
                     ends[index] = piece

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from shoal.engine.frontend import Frontend
 from shoal.engine.outputs import RequestOutput
 from shoal.engine.request import EngineRequest
 from shoal.engine.sampling.params import SamplingParams
@@ -13,7 +14,6 @@ from shoal.server.generation import prepare
 from shoal.server.parameters import guided_params, sampling_params
 from shoal.server.prompts import encode_prompt, truncated
 from shoal.server.protocol import CompletionRequest
-from shoal.server.state import Engine
 
 _DEFAULT_MAX_TOKENS = 16
 """OpenAI's default of this endpoint."""
@@ -59,7 +59,7 @@ def prompts_of(body: CompletionRequest) -> list[str | list[int]]:
     return [item for item in prompt if not isinstance(item, int)]
 
 
-def prepare_jobs(engine: Engine, body: CompletionRequest, request_id: str) -> list[CompletionJob]:
+def prepare_jobs(frontend: Frontend, body: CompletionRequest, request_id: str) -> list[CompletionJob]:
     """Return one checked job per prompt; `ApiError` 400 names the field.
 
     Best called off the event loop for long prompts and constraints.
@@ -74,28 +74,28 @@ def prepare_jobs(engine: Engine, body: CompletionRequest, request_id: str) -> li
         logprobs=body.logprobs,
         prompt_logprobs=max(wanted) if wanted else None,
         guided=guided_params(body),
-        defaults=engine.sampling_defaults,
+        defaults=frontend.sampling_defaults,
     )
     jobs = []
     for place, prompt in enumerate(prompts):
-        tokens = _tokens(engine, body, prompt, params)
+        tokens = _tokens(frontend, body, prompt, params)
         asked, prefix = params, tokens
-        if body.max_tokens == 0 and len(tokens) == engine.max_model_len:
+        if body.max_tokens == 0 and len(tokens) == frontend.max_model_len:
             asked, prefix = _score_full_context(params, tokens)
         name = request_id if len(prompts) == 1 else f"{request_id}-{place}"
-        request = prepare(engine, body, prefix, asked, name, text_prompt=isinstance(prompt, str))
+        request = prepare(frontend, body, prefix, asked, name, text_prompt=isinstance(prompt, str))
         text = prompt if isinstance(prompt, str) and body.truncate_prompt_tokens is None else None
         jobs.append(CompletionJob(request, tuple(tokens), text))
     return jobs
 
 
 def _tokens(
-    engine: Engine, body: CompletionRequest, prompt: str | list[int], params: SamplingParams
+    frontend: Frontend, body: CompletionRequest, prompt: str | list[int], params: SamplingParams
 ) -> Sequence[int]:
-    cut, limit = body.truncate_prompt_tokens, engine.max_model_len
+    cut, limit = body.truncate_prompt_tokens, frontend.max_model_len
     if isinstance(prompt, str):
         prompt = encode_prompt(
-            engine.tokenizer,
+            frontend.tokenizer,
             prompt,
             add_special_tokens=body.add_special_tokens is not False,
             field="prompt",

@@ -42,7 +42,7 @@ async def respond(engine: Engine, body: CompletionRequest, request_id: str) -> A
     """The answer, or its stream. Every check is done before this returns."""
     _check(body)
     heavy = _size(body.prompt) > _OFF_LOOP_SIZE or guided_params(body) is not None
-    jobs = await off_loop_if(heavy, lambda: prepare_jobs(engine, body, request_id))
+    jobs = await off_loop_if(heavy, lambda: prepare_jobs(engine.frontend, body, request_id))
     answer = _Answer(engine, body, jobs, request_id)
     if body.stream:
         return EventStream(answer.stream())
@@ -113,7 +113,7 @@ class _Answer:
     def __init__(
         self, engine: Engine, body: CompletionRequest, jobs: Sequence[CompletionJob], request_id: str
     ) -> None:
-        self._engine = engine
+        self._engine, self._tokenizer = engine, engine.frontend.tokenizer
         self._body = body
         self._jobs = jobs
         self._n = body.n or 1
@@ -168,7 +168,7 @@ class _Answer:
 
     def _new_offsets(self, job: CompletionJob) -> TextOffsets:
         skipped = self._body.skip_special_tokens is not False
-        return TextOffsets(self._engine.tokenizer, skip_special_tokens=skipped, continues=job.request.text_prompt)
+        return TextOffsets(self._tokenizer, skip_special_tokens=skipped, continues=job.request.text_prompt)
 
     def _choice(self, index: int, part: _Part, *, opening: bool) -> CompletionChoice:
         body, job = self._body, self._jobs[index // self._n]
@@ -188,7 +188,7 @@ class _Answer:
         """The prompt's text: just as the client wrote it, special tokens included."""
         if job.text is not None:
             return job.text
-        return self._engine.tokenizer.decode(job.prompt, skip_special_tokens=self._body.skip_special_tokens is True)
+        return self._tokenizer.decode(job.prompt, skip_special_tokens=self._body.skip_special_tokens is True)
 
     def _logprobs(self, index: int, part: _Part, echoed: str | None) -> CompletionLogprobs | None:
         top = self._body.logprobs
@@ -198,10 +198,10 @@ class _Answer:
         entries: list[TokenLogprobs | None] = [None, *part.prompt] if prompt else []
         offsets = self._offsets[index]
         places = [*offsets.of_echo(prompt, echoed or ""), *offsets.of_output(part.tokens)]
-        name = completion_naming(self._body, self._engine.tokenizer)
+        name = completion_naming(self._body, self._tokenizer)
         return completion_logprobs(name, [*prompt, *part.tokens], [*entries, *part.logprobs], top, places)
 
     def _prompt_logprobs(self, part: _Part) -> PromptLogprobs | UnsetType:
         if self._body.prompt_logprobs is None:
             return UNSET
-        return prompt_logprobs(self._engine.tokenizer, part.prompt)
+        return prompt_logprobs(self._tokenizer, part.prompt)

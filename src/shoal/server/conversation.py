@@ -66,7 +66,7 @@ class Conversation:
     def _resume(self, request: EngineRequest) -> None:
         """Bring readers to where another replica stopped: its client has what they say of that."""
         skip = request.params.skip_special_tokens
-        text = self.engine.tokenizer.decode(request.output, skip_special_tokens=skip)
+        text = self.engine.frontend.tokenizer.decode(request.output, skip_special_tokens=skip)
         for index, reader in enumerate(self._readers):
             reader.feed(text)
             self._count(index, request.output)
@@ -91,7 +91,7 @@ class Conversation:
 
     def logprobs(self, entries: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
         """Log-probabilities in the API's shape; None where the request asked for none."""
-        top, tokenizer = self.request.params.logprobs, self.engine.tokenizer
+        top, tokenizer = self.request.params.logprobs, self.engine.frontend.tokenizer
         return None if top is None else chat_logprobs(tokenizer, entries, top, naming(self.body, tokenizer))
 
 
@@ -124,29 +124,29 @@ def _prepare(
     request_id: str,
     shorten: bool,
 ) -> Conversation:
-    constraint = guided or tool_constraint(body)
+    frontend, constraint = engine.frontend, guided or tool_constraint(body)
     params = sampling_params(
         body,
         max_tokens=body.max_completion_tokens if body.max_tokens is None else body.max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
-        defaults=engine.sampling_defaults,
+        defaults=frontend.sampling_defaults,
         guided=constraint,
     )
     cut = body.truncate_prompt_tokens
-    rendered = render_chat(engine.tokenizer, body, tools, limit=engine.max_model_len if cut is None else None)
-    prompt = truncated(rendered, cut, engine.max_model_len - max(params.max_tokens or 1, params.min_tokens))
-    form = answer_format(engine, body, prompt, guided=constraint is not None)
+    rendered = render_chat(frontend.tokenizer, body, tools, limit=frontend.max_model_len if cut is None else None)
+    prompt = truncated(rendered, cut, frontend.max_model_len - max(params.max_tokens or 1, params.min_tokens))
+    form = answer_format(frontend, body, prompt, guided=constraint is not None)
     if form.keeps_special_tokens:
         params = msgspec.structs.replace(params, skip_special_tokens=False)
-    left, shortened = max(1, engine.max_model_len - len(prompt)), False
-    if params.max_tokens is None and (usual := engine.sampling_defaults.max_new_tokens) is not None:
+    left, shortened = max(1, frontend.max_model_len - len(prompt)), False
+    if params.max_tokens is None and (usual := frontend.sampling_defaults.max_new_tokens) is not None:
         params = msgspec.structs.replace(params, max_tokens=min(left, max(usual, params.min_tokens)))
     if shorten and params.max_tokens is not None and params.max_tokens > left:
         params, shortened = msgspec.structs.replace(params, max_tokens=left), True
     # What goes on a text keeps the leading space that begins one for some tokenizers.
     continued = body.continue_final_message is True
-    request = prepare(engine, body, prompt, params, request_id, text_prompt=continued)
+    request = prepare(frontend, body, prompt, params, request_id, text_prompt=continued)
     return Conversation(engine, body, request, form, shortened=shortened)
 
 

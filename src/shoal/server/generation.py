@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 import msgspec
 
 from shoal.engine.errors import EngineDead, InvalidRequest
+from shoal.engine.frontend import Frontend
 from shoal.engine.outputs import RequestOutput
 from shoal.engine.request import EngineRequest
 from shoal.engine.sampling.params import GuidedParams, SamplingParams
@@ -24,7 +25,7 @@ log = logging.getLogger("shoal.server")
 
 
 def prepare(
-    engine: Engine,
+    frontend: Frontend,
     body: GenerationRequest,
     prompt: Sequence[int],
     params: SamplingParams,
@@ -42,9 +43,9 @@ def prepare(
     asked = body.kv_transfer_params
     if asked is not None and asked.do_remote_decode and (body.stream or params.n > 1):
         raise bad_value("kv_transfer_params", "do_remote_decode", "expected one choice and no stream")
-    _check_length(engine.max_model_len, len(prompt), params, field)
+    _check_length(frontend.max_model_len, len(prompt), params, field)
     try:
-        request = engine.prepare(
+        request = frontend.prepare(
             prompt,
             params,
             request_id,
@@ -52,13 +53,13 @@ def prepare(
             cache_salt=body.cache_salt,
             output=body.resume_token_ids or (),
             kv_transfer=body.kv_transfer_params,
-            lora=body.model if body.model in engine.adapters else None,
+            lora=body.model if body.model in frontend.adapters else None,
         )
     except InvalidRequest as error:
 
         def compiles(guided: GuidedParams) -> bool:
             try:
-                engine.prepare(prompt, msgspec.structs.replace(params, guided=guided), request_id)
+                frontend.prepare(prompt, msgspec.structs.replace(params, guided=guided), request_id)
             except InvalidRequest:
                 return False
             return True

@@ -4,18 +4,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shoal.engine.handoff.params import KvTransferParams
+from shoal.engine.frontend import Frontend
 from shoal.engine.outputs import EngineStats, RequestOutput
 from shoal.engine.request import EngineRequest
-from shoal.engine.sampling.defaults import SamplingDefaults
-from shoal.engine.sampling.params import SamplingParams
-from shoal.engine.text.reasoning import ReasoningMode
-from shoal.engine.text.tokenizer import Tokenizer
 from shoal.http.errors import ApiError, unavailable
 from shoal.server.metrics import ServerMetrics
 from shoal.server.options import ServerOptions
 from shoal.server.responses.store import ResponseStore
-from shoal.specs.model import ModelSpec
 
 if TYPE_CHECKING:
     from shoal.engine.pooling.engine import PoolingEngine
@@ -25,42 +20,12 @@ class Engine(Protocol):
     """What the server asks of an engine; `AsyncEngine` is the one, and a fleet's tests may bring another."""
 
     @property
-    def model_name(self) -> str: ...
-    @property
-    def reasoning(self) -> ReasoningMode: ...
-    @property
-    def spec(self) -> ModelSpec: ...
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-    @property
-    def max_model_len(self) -> int: ...
-    @property
-    def sampling_defaults(self) -> SamplingDefaults:
-        """For what a request leaves out."""
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def adapters(self) -> Sequence[str]:
-        """Names of the LoRA adapters that requests may choose by `model`."""
+    def frontend(self) -> Frontend:
+        """Makes the requests that `stream` takes."""
 
     @property
     def healthy(self) -> bool: ...
     def stats(self) -> EngineStats: ...
-    def prepare(
-        self,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        request_id: str,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        output: Sequence[int] = (),
-        kv_transfer: KvTransferParams | None = None,
-        lora: str | None = None,
-    ) -> EngineRequest:
-        """A request that can be computed, or InvalidRequest. Callable from any thread: it may take a while."""
-
     def stream(self, request: EngineRequest) -> AsyncGenerator[RequestOutput, None]:
         """Its outputs as they come; closing the generator aborts it."""
 
@@ -141,8 +106,8 @@ class ServerState:
     @property
     def max_model_len(self) -> int | None:
         """Longest sequence in tokens; None: not known yet."""
-        engine = self._engine or self._pooling
-        return engine.max_model_len if engine is not None and self.not_ready is None else None
+        limits = self._engine.frontend if self._engine is not None else self._pooling
+        return limits.max_model_len if limits is not None and self.not_ready is None else None
 
     @property
     def max_prompt_bytes(self) -> int | None:

@@ -16,7 +16,7 @@ from shoal.specs.model import (
     RopeSpec,
     RouterSpec,
 )
-from shoal.specs.parse import known_architectures, parse_config
+from shoal.specs.parse import parse_config
 from shoal.specs.sizes import KvBytes, kv_bytes, kv_bytes_per_token, weight_bytes
 from shoal.specs.tensors import ParameterCounts, PartSizes, TensorGroup, parameter_counts, tensor_groups
 
@@ -42,7 +42,6 @@ __all__ = [
     "UnknownModel",
     "UnreadableModel",
     "catalog_model",
-    "known_architectures",
     "known_models",
     "kv_bytes",
     "kv_bytes_per_token",

@@ -37,11 +37,6 @@ def parse_config(config: Mapping[str, object], name: str) -> ModelSpec:
     return _parser(text, outer)(text, outer)
 
 
-def known_architectures() -> tuple[str, ...]:
-    """Every `architectures[0]` that `parse_config` reads."""
-    return tuple(sorted(BY_ARCHITECTURE))
-
-
 def _parser(fields: Fields, outer: Fields | None = None) -> Parser:
     model_type = fields.text("model_type")
     parser = BY_MODEL_TYPE.get(model_type)

@@ -2,10 +2,9 @@
 
 import json
 
-import numpy as np
 import pytest
 
-from sampling_kit import byte_level_tokenizer
+from sampling_kit import accepts, byte_level_tokenizer
 from shoal.engine.sampling.errors import InvalidParameter
 from shoal.engine.sampling.guided import GuidedCompiler
 from shoal.engine.sampling.params import GuidedParams
@@ -53,12 +52,7 @@ def admits():
     compiler = GuidedCompiler(tokenizer.json, tokenizer.vocab_size, tokenizer.eos_token_ids)
 
     def check(grammar: str, text: str) -> bool:
-        state = compiler(GuidedParams("grammar", grammar))
-        for token in tokenizer.encode(text, add_special_tokens=False):
-            if state.complete:
-                return False
-            state.advance(token)
-        return state.mask(np.zeros(tokenizer.vocab_size, np.float32)) is None and state.accepting
+        return accepts(compiler, GuidedParams("grammar", grammar), tokenizer, text)
 
     return check
 

@@ -9,7 +9,7 @@ import llguidance
 import numpy as np
 import pytest
 
-from sampling_kit import byte_level_tokenizer
+from sampling_kit import accepts, byte_level_tokenizer
 from shoal.engine.sampling.errors import InvalidParameter
 from shoal.engine.sampling.guided import GuidedCompiler
 from shoal.engine.sampling.json_schema import SchemaError, prepare, show_path
@@ -33,13 +33,7 @@ def admits(tokenizer, compiler):
     """Whether the compiled schema admits a text, as a whole."""
 
     def check(schema: Any, text: str, *, strict: bool = False) -> bool:
-        state = compiler(GuidedParams("json_schema", json.dumps(schema), strict))
-        logits = np.zeros(tokenizer.vocab_size, np.float32)
-        for token in tokenizer.encode(text, add_special_tokens=False):
-            if state.complete:
-                return False
-            state.advance(token)
-        return state.mask(logits) is None and (state.accepting or state.complete)
+        return accepts(compiler, GuidedParams("json_schema", json.dumps(schema), strict), tokenizer, text)
 
     return check
 

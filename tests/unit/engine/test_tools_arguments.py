@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from shoal.engine.text.tools import ToolCall, parse_tool_calls, tool_parser
+from shoal.engine.text.tools import ToolCall, tool_parser
+from tool_text_kit import parse_tool_calls
 
 RAW = '{"price": 1.10,  "big": 12345678901234567890123, "e": 1E+2, "s": "\\u00e9/\\/"}'
 

@@ -8,10 +8,10 @@ from shoal.engine.text.tools import (
     ToolCall,
     ToolFormat,
     needs_special_tokens,
-    parse_tool_calls,
     tool_format_of,
     tool_parser,
 )
+from tool_text_kit import parse_tool_calls
 
 F, G = ToolCall("f", '{"a": 1}'), ToolCall("g", "{}")
 

@@ -10,12 +10,11 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from threading import Thread
 
 import httpx
-import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from sampling_kit import accepts
 from shoal.engine.errors import InvalidRequest
-from shoal.engine.handoff.params import KvTransferParams
 from shoal.engine.outputs import EngineStats, RequestOutput
 from shoal.engine.request import EngineRequest
 from shoal.engine.sampling.defaults import SamplingDefaults
@@ -111,6 +110,11 @@ class ScriptEngine:
             steps=11,
         )
 
+    @property
+    def frontend(self) -> "ScriptEngine":
+        """It checks its requests itself."""
+        return self
+
     def prepare(
         self,
         prompt: Sequence[int],
@@ -118,13 +122,11 @@ class ScriptEngine:
         request_id: str,
         *,
         priority: int = 0,
-        cache_salt: str | None = None,
         output: Sequence[int] = (),
-        kv_transfer: KvTransferParams | None = None,
-        lora: str | None = None,
+        **unused: object,
     ) -> EngineRequest:
-        assert kv_transfer is None
-        assert lora is None
+        assert unused.get("kv_transfer") is None
+        assert unused.get("lora") is None
         if self.refuses is not None:
             raise self.refuses
         if params.guided is not None:
@@ -138,12 +140,7 @@ class ScriptEngine:
 
     def admits(self, guided: GuidedParams, text: str) -> bool:
         """Whether a constraint admits `text` as a whole answer."""
-        state = self.compiler(guided)
-        for token in self.tokenizer.encode(text):
-            if state.complete:
-                return False
-            state.advance(token)
-        return state.mask(np.zeros(self.vocab_size, np.float32)) is None and state.accepting
+        return accepts(self.compiler, guided, self.tokenizer, text)
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[RequestOutput, None]:
         prompt, params, request_id = request.prompt, request.params, request.request_id

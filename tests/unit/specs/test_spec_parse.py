@@ -16,10 +16,10 @@ from shoal.specs import (
     SpecError,
     UnknownArchitecture,
     UnreadableModel,
-    known_architectures,
     load_model_spec,
     parse_config,
 )
+from shoal.specs.families import BY_ARCHITECTURE
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -130,7 +130,7 @@ def test_unknown_architecture_is_named_with_the_known_ones() -> None:
     assert "mine" in message
     assert "'LlamaForCausalLLM'" in message
     assert "did you mean LlamaForCausalLM" in message
-    assert all(name in message for name in known_architectures())
+    assert all(name in message for name in BY_ARCHITECTURE)
 
 
 def test_architecture_decides_where_the_type_is_unknown() -> None:

@@ -295,11 +295,6 @@ class ProcessExecutor:
                 for rank, t in enumerate(self._tallies)
             )
 
-    def straggler(self) -> RankStats | None:
-        """The rank with most work of its own a step; None before the first step."""
-        stats = [stats for stats in self.rank_stats() if stats.steps]
-        return max(stats, key=lambda s: (s.busy, -s.rank)) if stats else None
-
     def reports(self, timeout: float = 10.0) -> tuple[Reported, ...]:
         """Every rank's traffic counters and live sequences. Waits for the steps under way."""
         with self._changed:

@@ -17,11 +17,6 @@ class RankStats:
     """Of these, spent waiting for other ranks."""
     last: float
 
-    @property
-    def busy(self) -> float:
-        """Mean seconds of own work a step: the straggler is the rank that has most."""
-        return (self.seconds - self.waited) / self.steps if self.steps else 0.0
-
 
 def waiting_share(ranks: Sequence[RankStats]) -> float | None:
     """Return the share of all ranks' step time spent waiting for each other, 0 to 1; None before any step."""

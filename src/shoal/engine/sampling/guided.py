@@ -43,11 +43,6 @@ class GuidedState:
         """The grammar admits nothing but the end."""
         return bool(self._matcher.is_stopped())
 
-    @property
-    def accepting(self) -> bool:
-        """The output so far is a whole sentence of the grammar."""
-        return bool(self._matcher.is_accepting())
-
     def advance(self, token: int) -> None:
         """Take the output's next token. A token the grammar refuses is reported by the next `mask`."""
         # Past its end the grammar has no say: only EOS was admitted, and with ignore_eos it may be repeated.

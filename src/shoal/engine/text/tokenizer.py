@@ -158,27 +158,6 @@ class Tokenizer:
         """What the model writes around its reasoning; None if it isn't known to reason."""
         return reasoning_marks_of(self._template(has_tools=True), lambda mark: self.token_id(mark) is not None)
 
-    def apply_chat_template(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        variables: Mapping[str, Any] | None = None,
-        template: str | None = None,
-        continue_final_message: bool = False,
-    ) -> list[int]:
-        """A conversation as token ids. The template writes its own special tokens, so none are added."""
-        text = self.render_chat(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            variables=variables,
-            template=template,
-            continue_final_message=continue_final_message,
-        )
-        return self.encode(text, add_special_tokens=False)
-
 
 def load_tokenizer(path: Path, cache_dir: Path | None = None, *, chat_template: Path | None = None) -> Tokenizer:
     """The tokenizer of a model directory or GGUF file; `chat_template` is a file that replaces the model's own.

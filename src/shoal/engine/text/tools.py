@@ -39,7 +39,6 @@ __all__ = [
     "ToolFormat",
     "ToolParser",
     "needs_special_tokens",
-    "parse_tool_calls",
     "tool_format_of",
     "tool_parser",
 ]
@@ -137,16 +136,6 @@ def tool_parser(tool_format: ToolFormat, schemas: Schemas | None = None) -> Tool
         yield from _read_sections(cursor, sink, openers, body)
 
     return EventParser(read)
-
-
-def parse_tool_calls(
-    tool_format: ToolFormat, text: str, schemas: Schemas | None = None
-) -> tuple[str, list[ToolCall]]:
-    """Content and calls of a whole answer."""
-    parser = tool_parser(tool_format, schemas)
-    events = parser.push(text) + parser.flush()
-    content = "".join(event for event in events if isinstance(event, str))
-    return content, [event for event in events if isinstance(event, ToolCall)]
 
 
 def _read_sections(cursor: TextCursor, sink: EventSink, openers: tuple[str, ...], body: Body) -> Reading[None]:

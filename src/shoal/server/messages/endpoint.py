@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 
 from starlette.types import ASGIApp
 
+from shoal.engine.frontend import Frontend
 from shoal.http.errors import CONTEXT_EXCEEDED, ApiError, ErrorBody, in_messages_words, messages_error_json
 from shoal.http.event_stream import EventStream
 from shoal.http.sse import named_event
@@ -31,11 +32,11 @@ async def respond(engine: Engine, body: MessagesRequest, request_id: str) -> ASG
     return json_answer(await answer.whole())
 
 
-def count_tokens(engine: Engine, body: CountTokensRequest) -> TokensCounted:
+def count_tokens(frontend: Frontend, body: CountTokensRequest) -> TokensCounted:
     """Prompt tokens of the conversation; slow for long ones, so not for the event loop."""
     try:
         chat = settle_choice(chat_request(body))
-        return TokensCounted(len(render_chat(engine.tokenizer, chat, active_tools(chat))))
+        return TokensCounted(len(render_chat(frontend.tokenizer, chat, active_tools(chat))))
     except ApiError as error:
         raise _renamed(error, body) from None
 
