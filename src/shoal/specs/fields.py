@@ -5,7 +5,7 @@ A field that is null counts as absent, as it does for most Transformers configs;
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from shoal.specs.errors import InvalidField
 
@@ -107,37 +107,26 @@ class Fields:
         return options[word]
 
     def words(self, *keys: str) -> tuple[str, ...] | None:
-        key, value = self.get(*keys)
-        if value is None:
-            return None
-        if isinstance(value, str) or not isinstance(value, Sequence):
-            raise self.error(key, value, "a list of strings")
-        if not all(isinstance(item, str) for item in value):
-            raise self.error(key, value, "a list of strings")
-        return tuple(str(item) for item in value)
+        return self._list(keys, str, "strings")
 
     def numbers(self, *keys: str) -> tuple[float, ...] | None:
-        key, value = self.get(*keys)
-        if value is None:
-            return None
-        if isinstance(value, str) or not isinstance(value, Sequence):
-            raise self.error(key, value, "a list of numbers")
-        numbers = []
-        for item in value:
-            if isinstance(item, bool) or not isinstance(item, int | float) or not math.isfinite(item):
-                raise self.error(key, value, "a list of numbers")
-            numbers.append(float(item))
-        return tuple(numbers)
+        found = self._list(keys, (int, float), "numbers")
+        if found is not None and not all(math.isfinite(item) and type(item) is not bool for item in found):
+            raise self.error(*self.get(*keys), "a list of numbers")
+        return None if found is None else tuple(map(float, found))
 
     def integers(self, *keys: str) -> tuple[int, ...] | None:
+        return self._list(keys, int, "integers")
+
+    def _list(self, keys: tuple[str, ...], kind: type | tuple[type, ...], items: str) -> tuple[Any, ...] | None:
         key, value = self.get(*keys)
         if value is None:
             return None
         if isinstance(value, str) or not isinstance(value, Sequence):
-            raise self.error(key, value, "a list of integers")
-        if not all(isinstance(item, int) for item in value):
-            raise self.error(key, value, "a list of integers")
-        return tuple(int(item) for item in value)
+            raise self.error(key, value, f"a list of {items}")
+        if not all(isinstance(item, kind) for item in value):
+            raise self.error(key, value, f"a list of {items}")
+        return tuple(value)
 
     def section(self, *keys: str) -> "Fields | None":
         """A nested mapping, or None where it is absent."""

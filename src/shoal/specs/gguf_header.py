@@ -5,6 +5,7 @@ The format is ggml's `docs/gguf.md`: magic, version, counts, key-value pairs, te
 262,144; this one skips what isn't asked for. Block sizes of the tensor types come from that library.
 """
 
+import math
 import mmap
 import re
 import struct
@@ -204,9 +205,7 @@ class _Walk:
             except ValueError:
                 raise UnreadableModel(self.path, f"the tensor {name} has the unknown ggml type {number}") from None
             block, block_bytes = GGML_QUANT_SIZES[kind]
-            count = 1
-            for size in shape:
-                count *= size
+            count = math.prod(shape)
             if name in tensors or count % block:
                 raise UnreadableModel(
                     self.path, f"the tensor {name} is there twice or isn't whole blocks of {block}"

@@ -5,6 +5,7 @@ model in Hugging Face's convention; what the converter did to the tensors (Llama
 norm weights plus one) is undone by whoever reads them.
 """
 
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import replace
@@ -178,14 +179,9 @@ def _rope_factors(path: Path, header: GgufHeader) -> tuple[float, ...]:
 def _quantization(metadata: GgufHeader) -> QuantizationSpec | None:
     """Mean bits over the quantized tensors, embeddings included; norms are kept in F32."""
     plain = {"F32", "F16", "BF16", "F64"}
-    packed = {name: tensor for name, tensor in metadata.tensors.items() if tensor.kind not in plain}
+    packed = [tensor for tensor in metadata.tensors.values() if tensor.kind not in plain]
     if not packed:
         return None
-    elements = 0
-    for tensor in packed.values():
-        count = 1
-        for size in tensor.shape:
-            count *= size
-        elements += count
-    bits = 8 * sum(tensor.size_bytes for tensor in packed.values()) / elements
+    elements = sum(math.prod(tensor.shape) for tensor in packed)
+    bits = 8 * sum(tensor.size_bytes for tensor in packed) / elements
     return QuantizationSpec("gguf", bits)

@@ -127,8 +127,6 @@ class AttentionSpec:
     output_gate: bool = False
     mla: MlaSpec | None = None
     linear: LinearStateSpec | None = None
-    indexer_dim: int | None = None
-    """Width of the extra key cached by a sparse-attention indexer (DeepSeek-V3.2 and kin)."""
     indexer: IndexerSpec | None = None
     compression: CompressionSpec | None = None
     value_from_key: bool = False

@@ -5,6 +5,7 @@ OCP MX (mxfp4: 32 values share an 8-bit exponent), NVFP4 (16 values share an 8-b
 GPTQ and AWQ (a 16-bit scale and a 4-bit zero a group).
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ def quantization(method: str) -> QuantizationSpec:
     name = format_name(method)
     block = FORMATS[name].block
     excluded = () if name in _PLAIN or name in EMBEDDING_METHODS else _DEFAULT_EXCEPTIONS
-    return QuantizationSpec(name, mean_bits(name, block or ()), _group(block), excluded)
+    return QuantizationSpec(name, mean_bits(name, block or ()), block or (), excluded)
 
 
 def format_name(text: str, field: str = "quantization") -> str:
@@ -106,9 +107,7 @@ def mean_bits(method: str, group: tuple[int, ...] = ()) -> float:
 
 def stored_bytes(shape: tuple[int, ...], method: QuantizationSpec) -> int:
     """Bytes of one quantized tensor [rows, columns], scales included, each row of blocks rounded up."""
-    count = 1
-    for size in shape:
-        count *= size
+    count = math.prod(shape)
     if method.method == "gguf":
         return round(count * method.bits / 8)
     layout = FORMATS[method.method]
@@ -239,10 +238,6 @@ def _compressed_tensors(section: Fields) -> _Format:
     if (kind, bits) == ("int", 8):
         return "int8", ()
     raise weights.error("num_bits", bits, "4 or 8 of type int or float")
-
-
-def _group(block: tuple[int, int] | None) -> tuple[int, ...]:
-    return block or ()
 
 
 def _block(layout: WeightFormat, group: tuple[int, ...]) -> tuple[int, int]:

@@ -57,7 +57,7 @@ def _missing(layer: LayerSpec) -> Iterator[str]:
         yield f"a {attention.qk_norm!r} norm of q and k"
     if attention.output_gate:
         yield "an output gate"
-    if attention.indexer_dim is not None:
+    if attention.indexer is not None:
         yield "a sparse-attention indexer"
     if ffn.kind == "moe":
         yield from _missing_of_experts(ffn)

@@ -6,7 +6,7 @@ of the same name. Models are catalogued by `shoal.specs.catalog_model`.
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -79,30 +79,22 @@ def load_catalog(extra: Sequence[Path | str] = ()) -> Catalog:
 
     Raises `SpecError` naming the file, the entry, the field, the value, and what is accepted.
     """
-    shipped = _shipped()
-    if not extra:
-        return shipped
-    accelerators = dict(shipped.accelerators)
-    engines = list(shipped.engines)
-    clusters = dict(shipped.clusters)
-    capabilities = list(shipped.capabilities)
-    for path in (Path(path) for path in extra):
-        root = read_file(path, str(path))
-        _add(root, accelerators, engines, clusters)
-        _add_capabilities(root, capabilities)
-    return Catalog(MappingProxyType(accelerators), tuple(engines), MappingProxyType(clusters), tuple(capabilities))
+    return _merged(_shipped(), [read_file(Path(path), str(path)) for path in extra]) if extra else _shipped()
 
 
 @functools.cache
 def _shipped() -> Catalog:
-    accelerators: dict[str, Accelerator] = {}
-    engines: list[EngineMemory] = []
-    clusters: dict[str, Cluster] = {}
-    capabilities: list[EngineCapability] = []
-    for name in _SHIPPED:
-        root = read_file(Path(__file__).with_name(name), name)
-        _add(root, accelerators, engines, clusters)
-        _add_capabilities(root, capabilities)
+    files = [read_file(Path(__file__).with_name(name), name) for name in _SHIPPED]
+    return _merged(Catalog({}, (), {}), files)
+
+
+def _merged(catalog: Catalog, files: Sequence[Entry]) -> Catalog:
+    """Return the catalog with the entries of these files on top."""
+    accelerators, engines, clusters = dict(catalog.accelerators), list(catalog.engines), dict(catalog.clusters)
+    capabilities = list(catalog.capabilities)
+    for file in files:
+        _add(file, accelerators, engines, clusters)
+        _add_capabilities(file, capabilities)
     return Catalog(MappingProxyType(accelerators), tuple(engines), MappingProxyType(clusters), tuple(capabilities))
 
 
@@ -144,12 +136,8 @@ def _entries(root: Entry, section: str) -> list[tuple[str, Entry]]:
     found = root.section(section)
     if found is None:
         return []
-    names = list(found.values)
-    return [(name, _renamed(found.required_section(name), f"{root.where}: {name}")) for name in names]
-
-
-def _renamed(entry: Entry, where: str) -> Entry:
-    return Entry(where, entry.values, entry.sources)
+    sections = {name: found.required_section(name) for name in found.values}
+    return [(name, replace(entry, where=f"{root.where}: {name}")) for name, entry in sections.items()]
 
 
 def _count(entry: Entry, field: str, accelerator: Accelerator | None) -> int:

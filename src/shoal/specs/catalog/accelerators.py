@@ -5,21 +5,17 @@ from dataclasses import replace
 from shoal.specs.catalog.entries import Entry
 from shoal.specs.errors import SpecError
 from shoal.specs.hardware import COMPUTE_DTYPES, Accelerator, Figure, Link
+from shoal.specs.quantities import Dimension
 
+_OPTIONAL: tuple[tuple[str, Dimension], ...] = (
+    ("reported", "bytes"),
+    ("watts", "watts"),
+    ("price_owned", "usd/h"),
+    ("price_rented", "usd/h"),
+)
 _FIELDS = (
-    "vendor",
-    "architecture",
-    "aliases",
-    "memory",
-    "reported",
-    "bandwidth",
-    "rates",
-    "scale_up",
-    "nic",
-    "devices_per_node",
-    "watts",
-    "price_owned",
-    "price_rented",
+    *("vendor", "architecture", "aliases", "memory", "bandwidth", "rates", "scale_up", "nic", "devices_per_node"),
+    *(name for name, _ in _OPTIONAL),
     "by_name_only",
 )
 
@@ -38,13 +34,9 @@ def read_accelerator(name: str, entry: Entry) -> Accelerator:
     if not found or not {"fp32", "bf16"} & {dtype for dtype, _ in found}:
         raise SpecError(entry.field("rates"), sorted(rates.values), "at least bf16 or fp32")
     figures |= {f"rates.{dtype}": figure for dtype, figure in found}
-    for field, dimension in (("reported", "bytes"), ("watts", "watts")):
-        figure = entry.figure(field, "bytes" if dimension == "bytes" else "watts")
-        if figure is not None:
+    for field, dimension in _OPTIONAL:
+        if (figure := entry.figure(field, dimension)) is not None:
             figures[field] = figure
-    for field in ("price_owned", "price_rented"):
-        if (price := entry.figure(field, "usd/h")) is not None:
-            figures[field] = price
     scale_up = _link(entry.required_section("scale_up"), "scale_up", figures)
     nic = entry.section("nic")
     return Accelerator(

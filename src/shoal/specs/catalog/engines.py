@@ -2,11 +2,12 @@
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar, get_args
 
 from shoal.specs.catalog.entries import Entry
 from shoal.specs.errors import SpecError
 from shoal.specs.hardware import Figure
+from shoal.specs.option import spoken
 from shoal.specs.quantities import Dimension
 from shoal.specs.stages import StageRule
 
@@ -36,6 +37,8 @@ _NUMBERS: tuple[tuple[str, Dimension | None], ...] = (
     ("reserve_floor", "bytes"),
     ("reserve_floor_device", "bytes"),
 )
+_WHOLE = ("sequences", "sequences_large", "tokens", "tokens_large", "mxfp4_row")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class EngineMemory:
     """Tokens of a step that the engine provides for by default, on a small device."""
     sequences_large: int
     tokens_large: int
-    large_device: float
+    large_device: float = 0.0
     """From this much memory on, the `_large` defaults hold."""
     activation_per_logit: float = 0.0
     """Bytes for each (sequence of a step x vocabulary entry)."""
@@ -92,12 +95,6 @@ class EngineMemory:
 def read_engine(entry: Entry) -> EngineMemory:
     """One entry of an `engines` list; raises `SpecError` as every catalogue reader does."""
     entry.only("engine", "since", "budget", "stages", *(name for name, _ in _NUMBERS))
-    budget = entry.text("budget")
-    if budget not in ("total", "free", "reserve"):
-        raise SpecError(entry.field("budget"), budget, "total, free or reserve")
-    rule = entry.text("stages", "even")
-    if rule not in ("even", "cost"):
-        raise SpecError(entry.field("stages"), rule, "even or cost")
     since = entry.text("since")
     version_key(since, entry.field("since"))
     figures = {name: f for name, dimension in _NUMBERS if (f := entry.figure(name, dimension)) is not None}
@@ -107,37 +104,26 @@ def read_engine(entry: Entry) -> EngineMemory:
     if figures["fraction"].value > 1:
         raise SpecError(entry.field("fraction"), figures["fraction"].text, "a share of at most 1")
 
-    def number(name: str, default: float = 0.0) -> float:
-        figure = figures.get(name)
-        return default if figure is None else figure.value
-
+    values = {name: figure.value for name, figure in figures.items()}
+    for name in ("sequences", "tokens"):
+        values.setdefault(f"{name}_large", values[name])
+    numbers: dict[str, Any] = {name: int(value) if name in _WHOLE else value for name, value in values.items()}
     return EngineMemory(
         engine=entry.text("engine"),
         since=since,
-        budget="total" if budget == "total" else "free" if budget == "free" else "reserve",
-        fraction=number("fraction"),
-        stages="cost" if rule == "cost" else "even",
-        sequences=int(number("sequences")),
-        tokens=int(number("tokens")),
-        sequences_large=int(number("sequences_large", number("sequences"))),
-        tokens_large=int(number("tokens_large", number("tokens"))),
-        large_device=number("large_device"),
-        activation_per_logit=number("activation_per_logit"),
-        activation_per_token=number("activation_per_token"),
-        runtime=number("runtime"),
-        communicator=number("communicator"),
-        graphs=number("graphs"),
-        rotary_element=number("rotary_element"),
-        mxfp4_row=int(number("mxfp4_row", 1)),
-        reserve=number("reserve"),
-        reserve_per_token=number("reserve_per_token"),
-        reserve_per_sequence=number("reserve_per_sequence"),
-        reserve_per_rank=number("reserve_per_rank"),
-        reserve_per_dp_sequence=number("reserve_per_dp_sequence"),
-        reserve_floor=number("reserve_floor"),
-        reserve_floor_device=number("reserve_floor_device"),
+        budget=_choice(entry, "budget", get_args(Budget)),
+        stages=_choice(entry, "stages", get_args(StageRule), "even"),
         figures=tuple(figures.items()),
+        **numbers,
     )
+
+
+def _choice(entry: Entry, name: str, accepted: tuple[T, ...], default: str | None = None) -> T:
+    word = entry.text(name, default)
+    for choice in accepted:
+        if choice == word:
+            return choice
+    raise SpecError(entry.field(name), word, spoken(tuple(map(str, accepted))))
 
 
 def version_key(version: str, field: str = "engine_version") -> tuple[int, ...]:

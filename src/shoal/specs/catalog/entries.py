@@ -85,7 +85,7 @@ class Entry:
             number = _number(raw, self.field(name))
         else:
             number = parse_quantity(raw, dimension, self.field(name))
-        source = inner._source()
+        source = inner.provenance()
         note = value.get("note")
         text = source.source if note is None else f"{source.source} ({note})"
         return Figure(number, dimension or "1", str(raw), text, source.date, source.kind)
@@ -98,9 +98,6 @@ class Entry:
 
     def provenance(self) -> Source:
         """Where the entry as a whole comes from: `from`, or its own `source`, `date` and `class`."""
-        return self._source()
-
-    def _source(self) -> Source:
         if "from" in self.values:
             name = self.values["from"]
             if not isinstance(name, str) or name not in self.sources:

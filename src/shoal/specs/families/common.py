@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from shoal.specs.fields import MAX_LAYERS, Fields
 from shoal.specs.model import (
@@ -70,8 +71,11 @@ def read_heads(
     return Heads(hidden, heads, kv, dim or head_dim or hidden // heads)
 
 
-def gqa(heads: Heads, **changes: object) -> AttentionSpec:
-    """A grouped-query layer scaled by head_dim^-0.5, with what the family changes about it."""
+def gqa(heads: Heads, *, bias: bool = False, **changes: Any) -> AttentionSpec:
+    """A grouped-query layer scaled by head_dim^-0.5, with what the family changes about it.
+
+    `bias` is one on all four projections.
+    """
     base = {
         "kind": "gqa",
         "heads": heads.heads,
@@ -80,6 +84,8 @@ def gqa(heads: Heads, **changes: object) -> AttentionSpec:
         "v_head_dim": heads.head_dim,
         "scale": heads.head_dim**-0.5,
         "rope": None,
+        "qkv_bias": bias,
+        "out_bias": bias,
     }
     return AttentionSpec(**{**base, **changes})
 
@@ -98,6 +104,11 @@ def dense_ffn(
 
 def layer_count(fields: Fields) -> int:
     return fields.size("num_hidden_layers", maximum=MAX_LAYERS)
+
+
+def first_sparse(fields: Fields, default: int) -> int:
+    """Return the index of the first layer that has experts."""
+    return fields.size("first_k_dense_replace", default=default, minimum=0, maximum=MAX_LAYERS)
 
 
 def layer_types(fields: Fields, default: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:

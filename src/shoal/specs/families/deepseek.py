@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from shoal.specs.families.common import Defaults, assemble, dense_ffn, layer_count, read_activation
-from shoal.specs.fields import MAX_LAYERS, Fields
+from shoal.specs.families.common import Defaults, assemble, dense_ffn, first_sparse, layer_count, read_activation
+from shoal.specs.fields import Fields
 from shoal.specs.model import (
     AttentionSpec,
     FfnSpec,
@@ -53,7 +53,7 @@ def parse_deepseek_v2(fields: Fields, outer: Fields | None) -> ModelSpec:
     )
     experts = _experts(fields, router, shared=2, intermediate=1407)
     dense = dense_ffn(fields, bias=fields.flag("mlp_bias", default=False))
-    first = fields.size("first_k_dense_replace", default=0, minimum=0, maximum=MAX_LAYERS)
+    first = first_sparse(fields, 0)
     layers = [LayerSpec(attention, dense if i < first else experts) for i in range(layer_count(fields))]
     return assemble(fields, layers, Defaults(bos=1, eos=2), architecture="DeepseekV2ForCausalLM", outer=outer)
 
@@ -89,7 +89,6 @@ def read_mla(fields: Fields, rope: RopeSpec | None, indexer: IndexerSpec | None 
         out_bias=bias,
         mla=mla,
         indexer=indexer,
-        indexer_dim=indexer.dim if indexer is not None else None,
     )
 
 
@@ -152,7 +151,7 @@ def _sparse(fields: Fields) -> list[bool]:
         if len(words) != count or not set(words) <= {"dense", "sparse"}:
             raise fields.error("mlp_layer_types", words, f"a list of {count} words, dense or sparse")
         return [word == "sparse" for word in words]
-    first = fields.size("first_k_dense_replace", default=3, minimum=0, maximum=MAX_LAYERS)
+    first = first_sparse(fields, 3)
     return [index >= first for index in range(count)]
 
 

@@ -83,7 +83,6 @@ def _attention(fields: Fields, kind: str) -> AttentionSpec:
             overlap=kind == _SPARSE,
         ),
         indexer=_indexer(fields) if kind == _SPARSE else None,
-        indexer_dim=_indexer(fields).dim if kind == _SPARSE else None,
     )
 
 

@@ -22,16 +22,13 @@ def parse_gemma3(fields: Fields, outer: Fields | None) -> ModelSpec:
     types = layer_types(fields, [_TYPES[(i + 1) % every == 0] for i in range(count)], _TYPES)
     bias = fields.flag("attention_bias", default=False)
     scale = fields.number("query_pre_attn_scalar", default=256.0) ** -0.5
-    full = gqa(
-        heads, rope=_full_rope(fields, heads.head_dim), scale=scale, qk_norm="head", qkv_bias=bias, out_bias=bias
-    )
+    full = gqa(heads, rope=_full_rope(fields, heads.head_dim), scale=scale, qk_norm="head", bias=bias)
     local = gqa(
         heads,
         rope=_local_rope(fields, heads.head_dim),
         scale=scale,
         qk_norm="head",
-        qkv_bias=bias,
-        out_bias=bias,
+        bias=bias,
         window=fields.size("sliding_window", default=4096),
     )
     ffn = dense_ffn(fields, activation="gelu_pytorch_tanh")

@@ -48,8 +48,7 @@ def parse_gemma4(fields: Fields, outer: Fields | None) -> ModelSpec:
         window=fields.size("sliding_window", default=512),
         qk_norm="head",
         value_norm=True,
-        qkv_bias=bias,
-        out_bias=bias,
+        bias=bias,
     )
     full = gqa(
         wide,
@@ -58,8 +57,7 @@ def parse_gemma4(fields: Fields, outer: Fields | None) -> ModelSpec:
         qk_norm="head",
         value_norm=True,
         value_from_key=shared_kv,
-        qkv_bias=bias,
-        out_bias=bias,
+        bias=bias,
     )
     ffn = _ffn(fields)
     return assemble(

@@ -7,9 +7,17 @@ implementations that load its checkpoint; Transformers 5.24 has none of them.
 
 from dataclasses import replace
 
-from shoal.specs.families.common import Defaults, assemble, dense_ffn, layer_count, layer_types, read_activation
+from shoal.specs.families.common import (
+    Defaults,
+    assemble,
+    dense_ffn,
+    first_sparse,
+    layer_count,
+    layer_types,
+    read_activation,
+)
 from shoal.specs.families.deepseek import read_mla, read_sigmoid_router
-from shoal.specs.fields import MAX_LAYERS, Fields
+from shoal.specs.fields import Fields
 from shoal.specs.model import AttentionSpec, FfnSpec, LayerSpec, LinearStateSpec, ModelSpec, NormSpec
 from shoal.specs.rope import rope_spec
 
@@ -31,7 +39,7 @@ def parse_kimi_linear(fields: Fields, outer: Fields | None) -> ModelSpec:
         latent=fields.size("routed_expert_hidden_size", default=0, minimum=0),
     )
     dense = dense_ffn(fields)
-    first = fields.size("first_k_dense_replace", default=1, minimum=0, maximum=MAX_LAYERS)
+    first = first_sparse(fields, 1)
     layers = [
         LayerSpec(full if kind == _FULL else linear, experts if index >= first else dense)
         for index, kind in enumerate(types)

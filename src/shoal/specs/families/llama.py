@@ -10,7 +10,7 @@ def parse_llama(fields: Fields, outer: Fields | None) -> ModelSpec:
     """`attention_bias` puts a bias on all four projections, `mlp_bias` on the three of the FFN."""
     heads = read_heads(fields)
     bias = fields.flag("attention_bias", default=False)
-    attention = gqa(heads, rope=rope_spec(fields, heads.head_dim), qkv_bias=bias, out_bias=bias)
+    attention = gqa(heads, rope=rope_spec(fields, heads.head_dim), bias=bias)
     ffn = dense_ffn(fields, bias=fields.flag("mlp_bias", default=False))
     layers = [LayerSpec(attention, ffn)] * layer_count(fields)
     return assemble(fields, layers, Defaults(bos=1, eos=2), architecture="LlamaForCausalLM", outer=outer)

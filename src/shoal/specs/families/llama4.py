@@ -67,13 +67,12 @@ def _attentions(fields: Fields) -> list[AttentionSpec]:
     for index in range(count):
         local = chunk if types[index] == "chunked_attention" else None
         if rotates[index]:
-            spec = gqa(heads, rope=rope, qk_norm=norm, chunk=local, qkv_bias=bias, out_bias=bias)
+            spec = gqa(heads, rope=rope, qk_norm=norm, chunk=local, bias=bias)
         else:
             spec = gqa(
                 heads,
                 chunk=local,
-                qkv_bias=bias,
-                out_bias=bias,
+                bias=bias,
                 temperature_floor=floor if tuned else None,
                 temperature_scale=strength if tuned else 0.0,
             )

@@ -49,9 +49,9 @@ def parse_gpt_oss(fields: Fields, outer: Fields | None) -> ModelSpec:
     kinds = ("sliding_attention", "full_attention")
     types = layer_types(fields, [kinds[i % 2] for i in range(layer_count(fields))], kinds)
     rope = rope_spec(fields, heads.head_dim, default_theta=150_000.0)
-    full = gqa(heads, rope=rope, qkv_bias=bias, out_bias=bias, sinks=True)
+    full = gqa(heads, rope=rope, bias=bias, sinks=True)
     window = fields.size("sliding_window", default=128)
-    local = gqa(heads, rope=rope, qkv_bias=bias, out_bias=bias, sinks=True, window=window)
+    local = gqa(heads, rope=rope, bias=bias, sinks=True, window=window)
     router = RouterSpec(
         experts=fields.size("num_local_experts", "num_experts", default=128),
         top_k=fields.size("num_experts_per_tok", "experts_per_token", default=4),

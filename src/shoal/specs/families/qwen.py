@@ -1,5 +1,7 @@
 """Qwen2 and Qwen3, dense and mixture-of-experts."""
 
+from typing import Any
+
 from shoal.specs.families.common import (
     Defaults,
     Heads,
@@ -29,7 +31,7 @@ def parse_qwen3(fields: Fields, outer: Fields | None) -> ModelSpec:
     """An RMS norm of every query and key head; `attention_bias` is on all four projections."""
     bias = fields.flag("attention_bias", default=False)
     heads = read_heads(fields, kv_heads=32, head_dim=128)
-    attentions = _attentions(fields, heads, _late_windows(fields), qkv_bias=bias, out_bias=bias, qk_norm="head")
+    attentions = _attentions(fields, heads, _late_windows(fields), bias=bias, qk_norm="head")
     layers = [LayerSpec(attention, dense_ffn(fields)) for attention in attentions]
     return assemble(fields, layers, _DEFAULTS, architecture="Qwen3ForCausalLM", outer=outer)
 
@@ -61,7 +63,7 @@ def parse_qwen3_moe(fields: Fields, outer: Fields | None) -> ModelSpec:
     bias = fields.flag("attention_bias", default=False)
     heads = read_heads(fields, kv_heads=4)
     rope = rope_spec(fields, heads.head_dim)
-    attention = gqa(heads, rope=rope, window=_window(fields), qkv_bias=bias, out_bias=bias, qk_norm="head")
+    attention = gqa(heads, rope=rope, window=_window(fields), bias=bias, qk_norm="head")
     experts = FfnSpec(
         kind="moe",
         intermediate=fields.size("moe_intermediate_size", default=768),
@@ -91,7 +93,7 @@ def _late_windows(fields: Fields) -> list[bool]:
     return [_window(fields) is not None and index >= first for index in range(layer_count(fields))]
 
 
-def _attentions(fields: Fields, heads: Heads, slides: list[bool], **changes: object) -> list[AttentionSpec]:
+def _attentions(fields: Fields, heads: Heads, slides: list[bool], **changes: Any) -> list[AttentionSpec]:
     """One spec a layer, sliding where `layer_types` says so or, without it, where `slides` does."""
     kinds = ("full_attention", "sliding_attention")
     types = layer_types(fields, [kinds[slide] for slide in slides], kinds)

@@ -27,7 +27,7 @@ def parse_qwen3_5_moe(fields: Fields, outer: Fields | None) -> ModelSpec:
     heads = read_heads(fields, kv_heads=2, head_dim=256)
     bias = fields.flag("attention_bias", default=False)
     rope = rope_spec(fields, heads.head_dim, partial=0.25)
-    full = gqa(heads, rope=rope, qk_norm="head", output_gate=True, qkv_bias=bias, out_bias=bias)
+    full = gqa(heads, rope=rope, qk_norm="head", output_gate=True, bias=bias)
     linear = _gated_delta_net(fields)
     count = fields.size("num_experts", "num_local_experts", default=256)
     experts = FfnSpec(
