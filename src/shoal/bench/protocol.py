@@ -12,9 +12,8 @@ from shoal.bench.job import Job, Measured
 from shoal.bench.load import Load, Segment, Session, Shape, Turn, at_times, made_up
 from shoal.bench.objectives import Objectives
 from shoal.bench.records import Record
-from shoal.bench.report.document import Plot, Section, Series, Table, amount, milliseconds, number
+from shoal.bench.report.document import Plot, Section, Series, Table, amount, number, quantile_cell
 from shoal.bench.run import RunOptions, RunResult
-from shoal.bench.stats import Estimate
 from shoal.bench.summary import Summary, summarize
 from shoal.bench.sweep import RateSearch, SweepResult, sweep
 from shoal.bench.target import Target
@@ -177,7 +176,8 @@ class Protocol:
             measured = await self.job.measure(self.target, load, options, f"{title}: {name}")
             self.stages.append(Stage(f"{title}: {name}", measured.summary))
             sides.append((name, measured.summary))
-        self.sections.append(_reuse_section(title, sides))
+        text = "One user, prompts of one length: every one new, or beginning as the others do."
+        self.sections.append(_sides_section(title, text, sides))
 
     async def _interference(self, rate: float) -> None:
         """Short requests at half the rate, without and with long prompts among them: only the short ones count."""
@@ -204,7 +204,8 @@ class Protocol:
             summary = summarize(_only(measured.result, kept), self.job.objectives, self.job.seed)
             self.stages.append(Stage(f"{title}: {name}", summary))
             sides.append((name, summary))
-        self.sections.append(_interference_section(title, sides))
+        text = "What a long prompt does to the streams of others, whose figures alone are shown."
+        self.sections.append(_sides_section(title, text, sides))
 
     def _drift(self, first: Summary, last: Summary) -> None:
         if first.e2e is None or last.e2e is None:
@@ -228,8 +229,8 @@ def _ladder_section(points: list[tuple[int, Summary]]) -> Section:
         (
             str(users),
             amount(s.output_rate),
-            "–" if s.tpot is None else milliseconds(s.tpot.at(0.5)),
-            "–" if s.ttft is None else milliseconds(s.ttft.at(0.5)),
+            quantile_cell(s.tpot, 0.5),
+            quantile_cell(s.ttft, 0.5),
             "–" if s.tpot is None else number(1 / s.tpot.at(0.5).value),
         )
         for users, s in points
@@ -247,28 +248,13 @@ def _ladder_section(points: list[tuple[int, Summary]]) -> Section:
 
 
 def _cells(name: str, s: Summary) -> tuple[str, ...]:
-    def cell(e: Estimate | None) -> str:
-        return "–" if e is None else milliseconds(e)
-
     hit = "–" if s.hit_rate is None else f"{s.hit_rate:.0%}"
-    return (
-        name,
-        str(s.requests),
-        cell(s.ttft.at(0.5) if s.ttft else None),
-        cell(s.ttft.at(0.99) if s.ttft else None),
-        cell(s.itl.at(0.99) if s.itl else None),
-        hit,
-    )
+    latencies = (quantile_cell(s.ttft, 0.5), quantile_cell(s.ttft, 0.99), quantile_cell(s.itl, 0.99))
+    return (name, str(s.requests), *latencies, hit)
 
 
 _HEADER = ("", "n", "TTFT p50 ms", "TTFT p99 ms", "ITL p99 ms", "cached")
 
 
-def _reuse_section(title: str, sides: list[tuple[str, Summary]]) -> Section:
-    text = "One user, prompts of one length: every one new, or beginning as the others do."
-    return Section(title, text, (Table(_HEADER, tuple(_cells(n, s) for n, s in sides)),))
-
-
-def _interference_section(title: str, sides: list[tuple[str, Summary]]) -> Section:
-    text = "What a long prompt does to the streams of others, whose figures alone are shown."
-    return Section(title, text, (Table(_HEADER, tuple(_cells(n, s) for n, s in sides)),))
+def _sides_section(title: str, text: str, sides: list[tuple[str, Summary]]) -> Section:
+    return Section(title, text, (Table(_HEADER, tuple(_cells(name, summary) for name, summary in sides)),))

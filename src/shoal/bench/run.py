@@ -81,6 +81,20 @@ class Silent:
         """Nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """A request on its way: whose it is, and when it was due."""
+
+    session: int
+    place: int
+    """Of the turn in its session."""
+    turn: Turn
+    phase: Phase
+    scheduled: float
+    last: bool
+    """No further turn follows, so that the answer's text need not be kept."""
+
+
 @dataclass(slots=True)
 class _State:
     origin: float
@@ -152,8 +166,8 @@ class Runner:
                 scheduled = state.now() + turn.think
                 body = await conversation.body(turn)
                 await _until(state, scheduled)
-            more = t + 1 < len(session.turns)
-            record = await self._request(number, t, turn, conversation, body, scheduled, phase, state, more)
+            due = _Due(number, t, turn, phase, scheduled, t + 1 == len(session.turns))
+            record = await self._request(due, conversation, body, state)
             if not record.ok:
                 return
 
@@ -179,9 +193,9 @@ class Runner:
                     await _until(state, scheduled)
                     phase = counts.begin(state.now())
                     # The user is ready when the body is: making it is no delay of the server's.
-                    due = max(scheduled, state.now()) if not turn.think else scheduled
-                    more = t + 1 < len(session.turns)
-                    record = await self._request(number, t, turn, conversation, body, due, phase, state, more)
+                    ready = max(scheduled, state.now()) if not turn.think else scheduled
+                    due = _Due(number, t, turn, phase, ready, t + 1 == len(session.turns))
+                    record = await self._request(due, conversation, body, state)
                     counts.end(phase, state.now())
                     if not record.ok:
                         # A server that refuses at once must not be hammered.
@@ -214,36 +228,30 @@ class Runner:
 
     # Both.
 
-    async def _request(
-        self,
-        session: int,
-        t: int,
-        turn: Turn,
-        conversation: Conversation,
-        body: bytes,
-        scheduled: float,
-        phase: Phase,
-        state: _State,
-        keep: bool,
-    ) -> Record:
+    async def _request(self, due: _Due, conversation: Conversation, body: bytes, state: _State) -> Record:
         index = next(state.index)
         sent = state.now()
         asked = conversation.prompt_tokens
+
+        def record(reply: Reply) -> Record:
+            made = _record(index, due, sent, asked, reply, state.origin)
+            state.records.append(made)
+            return made
+
         try:
-            reply = await self._target.send(body, self._options.deadline, keep_text=keep)
+            reply = await self._target.send(body, self._options.deadline, keep_text=not due.last)
         except asyncio.CancelledError:
             reply = Reply(
                 sent, ended=time.perf_counter(), outcome=Outcome.CANCELLED, error="the benchmark was stopped"
             )
-            state.records.append(_record(index, session, t, phase, scheduled, sent, reply, asked, turn, state))
+            record(reply)
             raise
-        if keep and reply.outcome is Outcome.OK:
-            conversation.answered(turn, reply)
-        record = _record(index, session, t, phase, scheduled, sent, reply, asked, turn, state)
-        state.records.append(record)
-        if phase is not Phase.TAIL:
-            self._progress.advance(record.ok)
-        return record
+        if not due.last and reply.outcome is Outcome.OK:
+            conversation.answered(due.turn, reply)
+        made = record(reply)
+        if due.phase is not Phase.TAIL:
+            self._progress.advance(made.ok)
+        return made
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
         """Whether the work came to its end before `stop`; cancelled and waited for if not."""
@@ -289,28 +297,16 @@ def _open_window(load: Load, records: tuple[Record, ...], warmup: int) -> tuple[
     return start, max(r.scheduled for r in measured) + 1 / load.rate
 
 
-def _record(
-    index: int,
-    session: int,
-    turn_number: int,
-    phase: Phase,
-    scheduled: float,
-    sent: float,
-    reply: Reply,
-    asked: int | None,
-    turn: Turn,
-    state: _State,
-) -> Record:
+def _record(index: int, due: _Due, sent: float, asked: int | None, reply: Reply, origin: float) -> Record:
     usage = reply.usage
     counted = usage.completion_tokens if usage else None
     details = usage.prompt_tokens_details if usage else None
-    origin = state.origin
     return Record(
         index=index,
-        session=session,
-        turn=turn_number,
-        phase=phase,
-        scheduled=scheduled,
+        session=due.session,
+        turn=due.place,
+        phase=due.phase,
+        scheduled=due.scheduled,
         sent=sent,
         ended=reply.ended - origin,
         events=tuple(t - origin for t in reply.events),
@@ -319,7 +315,7 @@ def _record(
         status=reply.status,
         error=reply.error,
         asked_prompt=asked,
-        asked_output=turn.output,
+        asked_output=due.turn.output,
         prompt_tokens=usage.prompt_tokens if usage else None,
         output_tokens=counted if counted is not None else len(reply.events),
         output_counted=counted is not None,

@@ -1,7 +1,7 @@
 """Sections of a report on sweeps and comparisons."""
 
 from shoal.bench.compare import Comparison
-from shoal.bench.report.document import Plot, Section, Series, Table, amount, milliseconds, number
+from shoal.bench.report.document import Plot, Section, Series, Table, amount, number, quantile_cell
 from shoal.bench.stats import Estimate
 from shoal.bench.sweep import Point, SweepResult
 
@@ -35,8 +35,8 @@ def _point(p: Point) -> tuple[str, ...]:
         str(s.requests),
         amount(Estimate(share.value * 100, low, high)),
         number(s.goodput.value),
-        "–" if s.ttft is None else milliseconds(s.ttft.at(0.99)),
-        "–" if s.tpot is None else milliseconds(s.tpot.at(0.99)),
+        quantile_cell(s.ttft, 0.99),
+        quantile_cell(s.tpot, 0.99),
         number(s.output_rate.value),
         _verdict(p),
     )

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
 
 import typer
 
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from shoal.bench.objectives import Objectives
     from shoal.bench.target import TargetOptions
     from shoal.bench.workload import WorkloadOptions
-
-_LOAD, _SHAPE, _TRACE = "Load", "Lengths and prompts", "Traces"
-_TARGET, _GOAL, _OUT, _FLOOR = "Endpoint", "Objectives", "Output", "Physical floors"
 
 
 class UsageError(ValueError):
@@ -29,28 +26,20 @@ class UsageError(ValueError):
 class Endpoint:
     """How to talk to an endpoint."""
 
-    model: Annotated[
-        str | None, typer.Option(help="Model name; default: the first listed.", rich_help_panel=_TARGET)
-    ] = None
-    api: Annotated[str, typer.Option(help="completions or chat.", rich_help_panel=_TARGET)] = "completions"
-    prompt: Annotated[
-        str,
-        typer.Option(help="ids (exact length), text, or auto: ids where taken.", rich_help_panel=_TARGET),
-    ] = "auto"
+    PANEL: ClassVar = "Endpoint"
+
+    model: Annotated[str | None, typer.Option(help="Model name; default: the first listed.")] = None
+    api: Annotated[str, typer.Option(help="completions or chat.")] = "completions"
+    prompt: Annotated[str, typer.Option(help="ids (exact length), text, or auto: ids where taken.")] = "auto"
     api_key: Annotated[
         str | None,
         typer.Option(
-            envvar=["SHOAL_API_KEY", "OPENAI_API_KEY"],
-            show_envvar=True,
-            help="Better given by the environment.",
-            rich_help_panel=_TARGET,
+            envvar=["SHOAL_API_KEY", "OPENAI_API_KEY"], show_envvar=True, help="Better given by the environment."
         ),
     ] = None
-    extra_body: Annotated[
-        str | None, typer.Option(help="JSON fields for every request: '{\"top_k\": 1}'.", rich_help_panel=_TARGET)
-    ] = None
-    ignore_eos: Annotated[bool, typer.Option(help="Pin the length of answers.", rich_help_panel=_TARGET)] = True
-    temperature: Annotated[float, typer.Option(min=0, help="0: greedy.", rich_help_panel=_TARGET)] = 0.0
+    extra_body: Annotated[str | None, typer.Option(help="JSON fields for every request: '{\"top_k\": 1}'.")] = None
+    ignore_eos: Annotated[bool, typer.Option(help="Pin the length of answers.")] = True
+    temperature: Annotated[float, typer.Option(min=0, help="0: greedy.")] = 0.0
 
     def target(self, url: str, model: str | None = None, extra: str | None = None) -> "TargetOptions":
         from shoal.bench.target import TargetOptions
@@ -74,76 +63,54 @@ class Endpoint:
 class LengthsOf:
     """How prompts and answers look."""
 
+    PANEL: ClassVar = "Lengths and prompts"
+
     input: Annotated[
         str,
         typer.Option(
-            "--input",
-            help="Prompt tokens: 128, uniform:64:256, normal:128:20, lognormal:128:64, +:min=8:max=512.",
-            rich_help_panel=_SHAPE,
+            "--input", help="Prompt tokens: 128, uniform:64:256, normal:128:20, lognormal:128:64, +:min=8:max=512."
         ),
     ] = "128"
-    output: Annotated[str, typer.Option("--output", help="Answer tokens, likewise.", rich_help_panel=_SHAPE)] = (
-        "128"
-    )
-    turns: Annotated[
-        str, typer.Option(help="Turns of a conversation, likewise; each adds --input.", rich_help_panel=_SHAPE)
-    ] = "1"
-    think: Annotated[
-        float, typer.Option(min=0, help="Mean seconds between turns, exponential.", rich_help_panel=_SHAPE)
-    ] = 0.0
+    output: Annotated[str, typer.Option("--output", help="Answer tokens, likewise.")] = "128"
+    turns: Annotated[str, typer.Option(help="Turns of a conversation, likewise; each adds --input.")] = "1"
+    think: Annotated[float, typer.Option(min=0, help="Mean seconds between turns, exponential.")] = 0.0
     shared: Annotated[
-        int,
-        typer.Option(
-            "--shared-prefix", min=0, help="Tokens that prompts of a group begin with.", rich_help_panel=_SHAPE
-        ),
+        int, typer.Option("--shared-prefix", min=0, help="Tokens that prompts of a group begin with.")
     ] = 0
-    groups: Annotated[int, typer.Option(min=1, help="Different shared prefixes.", rich_help_panel=_SHAPE)] = 1
+    groups: Annotated[int, typer.Option(min=1, help="Different shared prefixes.")] = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
     """A production trace instead of made-up requests."""
 
-    trace: Annotated[Path | None, typer.Option(help="Azure .csv or Mooncake .jsonl.", rich_help_panel=_TRACE)] = (
-        None
-    )
-    speed: Annotated[float, typer.Option(help="Times as fast as recorded.", rich_help_panel=_TRACE)] = 1.0
-    trace_start: Annotated[
-        float, typer.Option(min=0, help="Seconds of the trace to skip.", rich_help_panel=_TRACE)
-    ] = 0.0
-    length_scale: Annotated[
-        float, typer.Option(help="Multiplies lengths; sharing is kept.", rich_help_panel=_TRACE)
-    ] = 1.0
-    max_input: Annotated[
-        int | None, typer.Option(min=1, help="Longer prompts are cut.", rich_help_panel=_TRACE)
-    ] = None
-    max_output: Annotated[int | None, typer.Option(min=1, help="Longer answers too.", rich_help_panel=_TRACE)] = (
-        None
-    )
+    PANEL: ClassVar = "Traces"
+
+    trace: Annotated[Path | None, typer.Option(help="Azure .csv or Mooncake .jsonl.")] = None
+    speed: Annotated[float, typer.Option(help="Times as fast as recorded.")] = 1.0
+    trace_start: Annotated[float, typer.Option(min=0, help="Seconds of the trace to skip.")] = 0.0
+    length_scale: Annotated[float, typer.Option(help="Multiplies lengths; sharing is kept.")] = 1.0
+    max_input: Annotated[int | None, typer.Option(min=1, help="Longer prompts are cut.")] = None
+    max_output: Annotated[int | None, typer.Option(min=1, help="Longer answers too.")] = None
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
     """How many requests, for how long."""
 
-    requests: Annotated[
-        int | None, typer.Option("--requests", "-n", min=1, help="Measured requests.", rich_help_panel=_LOAD)
-    ] = None
-    duration: Annotated[
-        float | None, typer.Option(help="Seconds of load, instead of --requests or as well.", rich_help_panel=_LOAD)
-    ] = None
-    arrival: Annotated[str, typer.Option(help="poisson, gamma, constant or burst.", rich_help_panel=_LOAD)] = (
-        "poisson"
+    PANEL: ClassVar = "Load"
+
+    requests: Annotated[int | None, typer.Option("--requests", "-n", min=1, help="Measured requests.")] = None
+    duration: Annotated[float | None, typer.Option(help="Seconds of load, instead of --requests or as well.")] = (
+        None
     )
-    cv: Annotated[float, typer.Option(help="Burstiness of gamma; 1 is Poisson.", rich_help_panel=_LOAD)] = 1.0
-    warmup: Annotated[
-        int | None, typer.Option(min=0, help="Requests before the window opens.", rich_help_panel=_LOAD)
-    ] = None
-    timeout: Annotated[float, typer.Option(help="Seconds for one request.", rich_help_panel=_LOAD)] = 600.0
-    seed: Annotated[int, typer.Option(min=0, help="Same seed, same load.", rich_help_panel=_LOAD)] = 0
+    arrival: Annotated[str, typer.Option(help="poisson, gamma, constant or burst.")] = "poisson"
+    cv: Annotated[float, typer.Option(help="Burstiness of gamma; 1 is Poisson.")] = 1.0
+    warmup: Annotated[int | None, typer.Option(min=0, help="Requests before the window opens.")] = None
+    timeout: Annotated[float, typer.Option(help="Seconds for one request.")] = 600.0
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same load.")] = 0
     salt: Annotated[
-        str | None,
-        typer.Option(help="Changes the prompts' contents only; default: new each time.", rich_help_panel=_LOAD),
+        str | None, typer.Option(help="Changes the prompts' contents only; default: new each time.")
     ] = None
 
 
@@ -151,12 +118,11 @@ class Amount:
 class Pace:
     """Open loop or closed."""
 
-    rate: Annotated[float | None, typer.Option(help="Open loop: sessions per second.", rich_help_panel=_LOAD)] = (
-        None
-    )
+    PANEL: ClassVar = "Load"
+
+    rate: Annotated[float | None, typer.Option(help="Open loop: sessions per second.")] = None
     concurrency: Annotated[
-        int | None,
-        typer.Option("--concurrency", "-c", min=1, help="Closed loop: requests in flight.", rich_help_panel=_LOAD),
+        int | None, typer.Option("--concurrency", "-c", min=1, help="Closed loop: requests in flight.")
     ] = None
 
 
@@ -164,16 +130,12 @@ class Pace:
 class Goal:
     """What a request has to meet."""
 
-    ttft: Annotated[float | None, typer.Option(help="Milliseconds to the first token.", rich_help_panel=_GOAL)] = (
-        None
-    )
-    tpot: Annotated[float | None, typer.Option(help="Milliseconds per further token.", rich_help_panel=_GOAL)] = (
-        None
-    )
-    e2e: Annotated[float | None, typer.Option(help="Milliseconds to the last token.", rich_help_panel=_GOAL)] = None
-    attain: Annotated[
-        float, typer.Option(help="Percent of requests that must meet all of them.", rich_help_panel=_GOAL)
-    ] = 99.0
+    PANEL: ClassVar = "Objectives"
+
+    ttft: Annotated[float | None, typer.Option(help="Milliseconds to the first token.")] = None
+    tpot: Annotated[float | None, typer.Option(help="Milliseconds per further token.")] = None
+    e2e: Annotated[float | None, typer.Option(help="Milliseconds to the last token.")] = None
+    attain: Annotated[float, typer.Option(help="Percent of requests that must meet all of them.")] = 99.0
 
     def objectives(self) -> "Objectives":
         from shoal.bench.objectives import Objectives
@@ -186,18 +148,14 @@ class Goal:
 class Floor:
     """What the endpoint runs on, to catch impossible figures."""
 
-    floor_model: Annotated[
-        str | None, typer.Option(help="Catalogued model, config.json or GGUF file.", rich_help_panel=_FLOOR)
-    ] = None
-    gpu: Annotated[str | None, typer.Option(help="Catalogued accelerator.", rich_help_panel=_FLOOR)] = None
-    devices: Annotated[int, typer.Option(min=1, help="Devices of a replica.", rich_help_panel=_FLOOR)] = 1
-    replicas: Annotated[int, typer.Option(min=1, help="Replicas behind the URL.", rich_help_panel=_FLOOR)] = 1
-    bandwidth: Annotated[
-        str | None, typer.Option(help='A device\'s, over the catalogue: "40 GB/s".', rich_help_panel=_FLOOR)
-    ] = None
-    weights: Annotated[
-        str | None, typer.Option(help="How weights are stored: bf16, fp8, …", rich_help_panel=_FLOOR)
-    ] = None
+    PANEL: ClassVar = "Physical floors"
+
+    floor_model: Annotated[str | None, typer.Option(help="Catalogued model, config.json or GGUF file.")] = None
+    gpu: Annotated[str | None, typer.Option(help="Catalogued accelerator.")] = None
+    devices: Annotated[int, typer.Option(min=1, help="Devices of a replica.")] = 1
+    replicas: Annotated[int, typer.Option(min=1, help="Replicas behind the URL.")] = 1
+    bandwidth: Annotated[str | None, typer.Option(help='A device\'s, over the catalogue: "40 GB/s".')] = None
+    weights: Annotated[str | None, typer.Option(help="How weights are stored: bf16, fp8, …")] = None
 
     def hardware(self) -> "HardwareOptions":
         from shoal.bench.checks import HardwareOptions
@@ -211,45 +169,22 @@ class Floor:
 class Output:
     """Where results go, besides the terminal."""
 
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Figures; - for standard output.", rich_help_panel=_OUT)
-    ] = None
-    csv_file: Annotated[Path | None, typer.Option("--csv", help="Every request.", rich_help_panel=_OUT)] = None
-    html_file: Annotated[Path | None, typer.Option("--html", help="One page with plots.", rich_help_panel=_OUT)] = (
-        None
-    )
+    PANEL: ClassVar = "Output"
+
+    json_file: Annotated[Path | None, typer.Option("--json", help="Figures; - for standard output.")] = None
+    csv_file: Annotated[Path | None, typer.Option("--csv", help="Every request.")] = None
+    html_file: Annotated[Path | None, typer.Option("--html", help="One page with plots.")] = None
 
 
 def workload_of(
     lengths: LengthsOf, trace: Trace, amount: Amount, pace: Pace | None = None, salt: str = ""
 ) -> "WorkloadOptions":
-    """The bench's own description of a load."""
+    """Return the bench's own description of a load: its fields have the names of the options."""
     from shoal.bench.workload import WorkloadOptions
 
-    return WorkloadOptions(
-        input=lengths.input,
-        output=lengths.output,
-        turns=lengths.turns,
-        think=lengths.think,
-        shared=lengths.shared,
-        groups=lengths.groups,
-        trace=trace.trace,
-        speed=trace.speed,
-        trace_start=trace.trace_start,
-        length_scale=trace.length_scale,
-        max_input=trace.max_input,
-        max_output=trace.max_output,
-        requests=amount.requests,
-        duration=amount.duration,
-        arrival=amount.arrival,
-        cv=amount.cv,
-        rate=pace.rate if pace else None,
-        concurrency=pace.concurrency if pace else None,
-        warmup=amount.warmup,
-        deadline=amount.timeout,
-        seed=amount.seed,
-        salt=salt,
-    )
+    groups = (lengths, trace, amount, pace or Pace())
+    given = {field.name: getattr(group, field.name) for group in groups for field in fields(group)}
+    return WorkloadOptions(deadline=given.pop("timeout"), **(given | {"salt": salt}))
 
 
 def grouped(function: Callable[..., None]) -> Callable[..., None]:
@@ -266,6 +201,8 @@ def grouped(function: Callable[..., None]) -> Callable[..., None]:
         groups[parameter.name] = (kind, tuple(f.name for f in fields(kind)))
         for f in fields(kind):
             assert f.default is not MISSING
+            # Of the group, so that it isn't said with every option.
+            next(iter(own[f.name].__metadata__)).rich_help_panel = kind.PANEL
             plain.append(
                 inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=own[f.name])
             )

@@ -68,6 +68,11 @@ def milliseconds(estimate: Estimate, few: bool = False) -> str:
     return _with_interval(estimate, 1e3, few)
 
 
+def quantile_cell(distribution: Distribution | None, level: float) -> str:
+    """The quantile of this level in ms; a dash where nothing was measured."""
+    return "–" if distribution is None else milliseconds(distribution.at(level))
+
+
 def _with_interval(e: Estimate, factor: float, few: bool = False) -> str:
     text = ("~" if few else "") + number(e.value * factor)
     if e.low is None or e.high is None:
