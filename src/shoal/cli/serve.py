@@ -99,9 +99,7 @@ def _join_unless_serving(engine: EngineOptions, replicas: int) -> None:
     if replicas > 1:
         raise InvalidOption("rendezvous", engine.rendezvous, "local with more than one replica")
     launched = LaunchEnv.of()
-    if launched.world != engine.layout.world:
-        accepted = f"dp·pp·cp·tp = {engine.layout.world}, the ranks of this layout"
-        raise InvalidOption("WORLD_SIZE", launched.world, accepted)
+    launched.require(engine.layout)
     if launched.rank > 0:
         raise typer.Exit(join(launched))
 

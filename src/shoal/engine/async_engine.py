@@ -14,14 +14,14 @@ import threading
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from shoal.engine.core import EngineCore, Observer
+from shoal.engine.core import EngineCore
 from shoal.engine.errors import EngineDead, EngineError, InvalidRequest
 from shoal.engine.frontend import Frontend
 from shoal.engine.handoff.transfers import KvTransfers
 from shoal.engine.kv.blocks import KvBlocks
 from shoal.engine.load import load_engine
 from shoal.engine.options import EngineOptions
-from shoal.engine.outputs import EngineStats, RequestOutput
+from shoal.engine.outputs import EngineStats, Observer, RequestOutput
 from shoal.engine.request import EngineRequest
 from shoal.policy.batching import RequestRefused
 

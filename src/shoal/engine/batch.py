@@ -111,26 +111,19 @@ def build_batch(
     index, size = stripe
     rows = _lay(sequences, block_size * size)
     if size == 1:
-        return _whole_batch(rows, block_size, device)
+        return _batch(rows, block_size, device)
     owners = rows.positions % size
     by_rank = np.argsort(owners, kind="stable")
     wanted_owners = owners[rows.wanted]
-    whole = _batch(rows, np.arange(len(owners)), block_size, device, stripe)
-    return _batch(
-        rows,
-        np.flatnonzero(owners == index),
-        block_size,
-        device,
-        stripe,
-        Stripe(
-            whole=whole,
-            sizes=tuple(np.bincount(owners, minlength=size).tolist()),
-            by_rank=torch.from_numpy(by_rank).to(device),
-            order=torch.from_numpy(np.argsort(by_rank)).to(device),
-            logit_sizes=tuple(np.bincount(wanted_owners, minlength=size).tolist()),
-            logit_order=torch.from_numpy(np.argsort(np.argsort(wanted_owners, kind="stable"))).to(device),
-        ),
+    among = Stripe(
+        whole=_batch(rows, block_size, device, stripe),
+        sizes=tuple(np.bincount(owners, minlength=size).tolist()),
+        by_rank=torch.from_numpy(by_rank).to(device),
+        order=torch.from_numpy(np.argsort(by_rank)).to(device),
+        logit_sizes=tuple(np.bincount(wanted_owners, minlength=size).tolist()),
+        logit_order=torch.from_numpy(np.argsort(np.argsort(wanted_owners, kind="stable"))).to(device),
     )
+    return _batch(rows, block_size, device, stripe, np.flatnonzero(owners == index), among)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,43 +194,23 @@ def _adapter_rows(rows: _Rows, owner: Integers, device: torch.device) -> tuple[A
     )
 
 
-def _whole_batch(rows: _Rows, block_size: int, device: torch.device) -> Batch:
-    """The batch of all rows, on the one rank there is."""
-    bounds = np.zeros(len(rows.queries) + 1, dtype=np.int32)
-    np.cumsum(rows.queries, out=bounds[1:])
-    blocks = rows.tables[rows.owner, rows.positions // block_size].astype(np.int64)
-    slots = blocks * block_size + rows.positions % block_size
-
-    def tensor(array: npt.NDArray[np.integer]) -> Tensor:
-        return torch.from_numpy(array).to(device)
-
-    return Batch(
-        tokens=tensor(rows.tokens),
-        positions=tensor(rows.positions),
-        slots=tensor(slots),
-        query_starts=tensor(bounds),
-        context_lengths=tensor(rows.contexts.astype(np.int32)),
-        block_tables=tensor(rows.tables),
-        logit_rows=tensor(rows.wanted),
-        lengths=tuple(zip(rows.queries.tolist(), rows.contexts.tolist(), strict=True)),
-        adapters=_adapter_rows(rows, rows.owner, device),
-    )
-
-
 def _batch(
     rows: _Rows,
-    own: Integers,
     block_size: int,
     device: torch.device,
     stripe: tuple[int, int] = (0, 1),
+    own: Integers | None = None,
     among: Stripe | None = None,
 ) -> Batch:
-    """The batch of some of the rows."""
+    """The batch of the rows `own`; None: of all."""
     index, size = stripe
-    positions, owner = rows.positions[own], rows.owner[own]
-    local = positions // size
+    tokens, positions, owner, queries, wanted = rows.tokens, rows.positions, rows.owner, rows.queries, rows.wanted
+    if own is not None:
+        tokens, positions, owner = tokens[own], positions[own], owner[own]
+        queries = np.bincount(owner, minlength=len(rows.contexts))
+        wanted = np.flatnonzero(np.isin(own, wanted, assume_unique=True))
+    local = positions // size if size > 1 else positions
     slots = rows.tables[owner, local // block_size].astype(np.int64) * block_size + local % block_size
-    queries = np.bincount(owner, minlength=len(rows.contexts))
     bounds = np.zeros(len(queries) + 1, dtype=np.int32)
     np.cumsum(queries, out=bounds[1:])
 
@@ -245,13 +218,13 @@ def _batch(
         return torch.from_numpy(array).to(device)
 
     return Batch(
-        tokens=tensor(rows.tokens[own]),
+        tokens=tensor(tokens),
         positions=tensor(positions),
         slots=tensor(slots),
         query_starts=tensor(bounds),
         context_lengths=tensor(rows.contexts.astype(np.int32)),
         block_tables=tensor(rows.tables),
-        logit_rows=tensor(np.flatnonzero(np.isin(own, rows.wanted, assume_unique=True))),
+        logit_rows=tensor(wanted),
         lengths=tuple(zip(queries.tolist(), rows.contexts.tolist(), strict=True)),
         stripe=among,
         key_stride=size,

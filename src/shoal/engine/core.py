@@ -19,7 +19,7 @@ from shoal.engine.answer import Answer
 from shoal.engine.errors import EngineDead
 from shoal.engine.executor import Executor
 from shoal.engine.messages import Admission, StepCommand
-from shoal.engine.outputs import EngineStats, RequestOutput, RequestTimings, StepStats
+from shoal.engine.outputs import EngineStats, Observer, RequestOutput, RequestTimings, StepStats
 from shoal.engine.request import EngineRequest
 from shoal.engine.text.tokenizer import Tokenizer
 from shoal.policy.batching import (
@@ -34,13 +34,6 @@ from shoal.policy.batching import (
     StepResult,
 )
 from shoal.policy.experts import ExpertBalancer, ExpertPlacement
-
-
-class Observer(Protocol):
-    """Who wants to know what happened; called from the core's thread, must not block."""
-
-    def on_step(self, stats: StepStats) -> None: ...
-    def on_finished(self, timings: RequestTimings) -> None: ...
 
 
 class KvEventSink(Protocol):

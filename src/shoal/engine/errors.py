@@ -1,28 +1,34 @@
 """Errors of one replica: each names what was wrong and what would be accepted. No traceback reaches a user."""
 
+from typing import ClassVar
+
 
 class EngineError(Exception):
     """Base of everything the engine raises on purpose."""
 
 
-class InvalidOption(EngineError, ValueError):
-    """An engine option that cannot work: field, value, what is accepted."""
+class _InvalidValue(EngineError, ValueError):
+    """A value that cannot be used: field, value, what is accepted."""
+
+    verdict: ClassVar[str]
 
     def __init__(self, field: str, value: object, accepted: str) -> None:
-        super().__init__(f"{field}={value!r} is not usable: expected {accepted}")
+        super().__init__(f"{field}={value!r} {self.verdict}: expected {accepted}")
         self.field = field
         self.value = value
         self.accepted = accepted
 
 
-class InvalidRequest(EngineError, ValueError):
-    """A request the engine never sees: field, value, what is accepted."""
+class InvalidOption(_InvalidValue):
+    """An engine option that cannot work."""
 
-    def __init__(self, field: str, value: object, accepted: str) -> None:
-        super().__init__(f"{field}={value!r} is not accepted: expected {accepted}")
-        self.field = field
-        self.value = value
-        self.accepted = accepted
+    verdict = "is not usable"
+
+
+class InvalidRequest(_InvalidValue):
+    """A request the engine never sees."""
+
+    verdict = "is not accepted"
 
 
 class OutOfMemory(EngineError):

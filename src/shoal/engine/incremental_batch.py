@@ -5,6 +5,7 @@ sequence.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -76,15 +77,4 @@ class _Decoding:
                 self._blocks[index] = count
             if start % self._block_size == 0:
                 self._slots[index] = int(self._tables[index, start // self._block_size]) * self._block_size
-        batch = self._batch
-        return Batch(
-            tokens=batch.tokens,
-            positions=batch.positions,
-            slots=batch.slots,
-            query_starts=batch.query_starts,
-            context_lengths=batch.context_lengths,
-            block_tables=batch.block_tables,
-            logit_rows=batch.logit_rows,
-            lengths=tuple((1, start + 1) for start in starts),
-            adapters=batch.adapters,
-        )
+        return replace(self._batch, lengths=tuple((1, start + 1) for start in starts), plans={})

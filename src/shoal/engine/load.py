@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from shoal.engine.core import EngineCore, KvEventSink, Observer
+from shoal.engine.core import EngineCore, KvEventSink
 from shoal.engine.errors import EngineError, InvalidOption
 from shoal.engine.executor import Executor, InProcessExecutor
 from shoal.engine.frontend import Frontend
@@ -13,13 +13,14 @@ from shoal.engine.kv.blocks import KvBlocks
 from shoal.engine.lora.config import adapter_digest
 from shoal.engine.machine import usable_cores
 from shoal.engine.options import EngineOptions
+from shoal.engine.outputs import Observer
 from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.ranks.executor import ProcessExecutor
 from shoal.engine.ranks.load import load_worker
 from shoal.engine.ranks.rank import join
 from shoal.engine.ranks.rendezvous import LaunchEnv
 from shoal.engine.sampling.guided import GuidedCompiler
-from shoal.engine.sources import resolve_model
+from shoal.engine.sources import model_of
 from shoal.engine.text.errors import ChatTemplateError
 from shoal.engine.text.tokenizer import load_tokenizer
 from shoal.policy.batching import LaneScheduler, Scheduler, SchedulerConfig
@@ -41,8 +42,7 @@ def load_engine(options: EngineOptions, observer: Observer | None = None) -> tup
     layout = options.layout
     if options.rendezvous == "env" and (launched := LaunchEnv.of()).rank > 0:
         raise SystemExit(join(launched))
-    cache_dir = Path(options.cache_dir) if options.cache_dir else None
-    found = resolve_model(options.model, cache_dir, offline=options.offline or None)
+    found = model_of(options)
     spec = load_model_spec(found.path)
     template = Path(options.chat_template) if options.chat_template is not None else None
     try:

@@ -1,5 +1,7 @@
 """What the engine hands out: increments of a request's answer, and the timings that metrics are made of."""
 
+from typing import Protocol
+
 import msgspec
 
 from shoal.engine.handoff.params import KvTransferParams
@@ -62,6 +64,18 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     inter_token: tuple[float, ...] = ()
     """Gap since the same sequence's last token, for each sequence that got one in this step."""
+
+
+class Observer(Protocol):
+    """Who wants to know what happened; called from the core's thread, must not block."""
+
+    def on_step(self, stats: StepStats) -> None:
+        """A step is over."""
+        return
+
+    def on_finished(self, timings: RequestTimings) -> None:
+        """A sequence is over."""
+        return
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

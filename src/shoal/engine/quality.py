@@ -10,7 +10,6 @@ Both run over the same windows of tokens. At every position but a window's last:
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import torch
@@ -22,7 +21,7 @@ from shoal.engine.kv.cache import KvCache
 from shoal.engine.options import EngineOptions
 from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.ranks.load import LoadedRank, cache_dtype, load_worker
-from shoal.engine.sources import resolve_model
+from shoal.engine.sources import model_of
 from shoal.engine.text.tokenizer import Tokenizer, load_tokenizer
 from shoal.specs import load_model_spec
 
@@ -230,7 +229,7 @@ def measure(
     options.validate()
     if options.quantize is None and options.kv_dtype == "auto" and options.dtype != "bfloat16":
         raise InvalidOption("quantize", options.quantize, "int8 or int4, or another kv-dtype or dtype to compare")
-    found = resolve_model(options.model, Path(options.cache_dir) if options.cache_dir else None)
+    found = model_of(options)
     spec, tokenizer = load_model_spec(found.path), load_tokenizer(found.path)
     if not 8 <= length <= spec.max_position:
         raise InvalidOption("length", length, f"from 8 to {spec.max_position} tokens")

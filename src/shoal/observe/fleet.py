@@ -9,13 +9,14 @@ from shoal import __version__
 from shoal.fleet.gateway import Gateway, RequestRecord
 from shoal.fleet.gateway.pages import Page
 from shoal.fleet.managed import ManagedReplica, ReplicaPhase
+from shoal.fleet.gateway.record import Observer
 from shoal.fleet.registry import Replica
 from shoal.fleet.service import FleetService
 from shoal.observe.dashboard import HTML, page
 from shoal.observe.fleet_metrics import FleetMetrics, tpot_of
 from shoal.observe.traces import set_up, traced
-from shoal.observe.view import DecisionView, FleetView, ReplicaView, Totals
-from shoal.observe.window import Ended, Window, hit_ratios, latency
+from shoal.observe.view import DecisionView, FleetView, ReplicaView
+from shoal.observe.window import Ended, Window, hit_ratios, latency, totals
 from shoal.policy.outcomes import Outcome
 from shoal.policy.routing import Decision
 
@@ -23,7 +24,7 @@ _DECISIONS = 50
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class FleetObserver:
+class FleetObserver(Observer):
     """Keeps what the dashboard shows: recent requests and decisions. Lives as long as the fleet."""
 
     def __init__(self, service: FleetService) -> None:
@@ -42,12 +43,6 @@ class FleetObserver:
         self._decisions[id(record)] = (record, self._clock())
         while len(self._decisions) > _DECISIONS:
             self._decisions.popitem(last=False)
-
-    def on_leg(self, record: RequestRecord, pool: str, replica: str, outcome: Outcome) -> None:
-        pass
-
-    def on_distrust(self, replica: str, trust: float) -> None:
-        pass
 
     def on_finished(self, record: RequestRecord) -> None:
         if record.method != "POST":
@@ -84,9 +79,6 @@ class FleetObserver:
         assert gateway is not None
         ready = sum(replica.state == "ready" for replica in replicas)
         status = "ready" if ready == len(replicas) else "degraded" if ready else "down"
-        predicted, actual = hit_ratios(recent)
-        output = sum(e.output_tokens for e in recent) / span
-        devices = sum(replica.devices for replica in replicas)
         models = sorted({model for pool in service.config.pools for model in pool.models})
         return FleetView(
             title=", ".join(models),
@@ -94,16 +86,13 @@ class FleetObserver:
             uptime_seconds=now - self._started,
             status="draining" if gateway.draining else status,
             policy=service.config.router.policy,
-            totals=Totals(
-                window_seconds=span,
-                requests_per_second=len(recent) / span,
-                prompt_tokens_per_second=sum(e.prompt_tokens for e in recent) / span,
-                output_tokens_per_second=output,
-                output_tokens_per_second_device=output / devices if devices else None,
+            totals=totals(
+                recent,
+                span,
+                sum(replica.devices for replica in replicas),
                 running=sum(r.state.inflight + r.state.foreign for r in service.registry.replicas),
                 waiting=gateway.admission.queued + sum(replica.waiting for replica in replicas),
-                predicted_hit_ratio=predicted,
-                actual_hit_ratio=actual,
+                predicted_hit_ratio=hit_ratios(recent)[0],
                 outcomes=dict(self._outcomes),
             ),
             latency=latency(recent),

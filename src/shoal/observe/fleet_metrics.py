@@ -119,6 +119,19 @@ def tpot_of(record: RequestRecord) -> float | None:
     return (record.last_token - record.first_token) / (pieces - 1)
 
 
+_Row = tuple[str, str, list[tuple[Replica, float | None]]]
+"""A metric's name, its help, and its value for each replica; None: not known."""
+
+
+def _families(kind: type[GaugeMetricFamily | CounterMetricFamily], rows: list[_Row]) -> Iterable[Metric]:
+    for name, text, values in rows:
+        family = kind(f"shoal_fleet_replica_{name}", text, labels=["pool", "replica"])
+        for replica, value in values:
+            if value is not None:
+                family.add_metric([replica.handle.pool, replica.name], value)
+        yield family
+
+
 class _Gauges(Collector):
     """Read at scrape time: nothing is counted twice."""
 
@@ -142,7 +155,7 @@ class _Gauges(Collector):
         yield taken
 
     def _replicas(self, replicas: list[Replica], now: float) -> Iterable[Metric]:
-        rows: list[tuple[str, str, list[tuple[Replica, float | None]]]] = [
+        rows: list[_Row] = [
             ("healthy", "1: its checks are good.", [(r, float(r.state.healthy)) for r in replicas]),
             ("ejected", "1: set aside as a straggler.", [(r, float(r.state.ejected)) for r in replicas]),
             ("draining", "1: it gets nothing new.", [(r, float(r.state.draining)) for r in replicas]),
@@ -157,13 +170,8 @@ class _Gauges(Collector):
             ("trust", "How far predicted hits came true.", [(r, r.trust.value) for r in replicas]),
             ("prefill_rate", "Prompt tokens per second, learned.", [(r, r.rates.prefill_rate) for r in replicas]),
         ]
-        for name, text, values in rows:
-            gauge = GaugeMetricFamily(f"shoal_fleet_replica_{name}", text, labels=["pool", "replica"])
-            for replica, value in values:
-                if value is not None:
-                    gauge.add_metric([replica.handle.pool, replica.name], value)
-            yield gauge
-        counted: list[tuple[str, str, list[tuple[Replica, float | None]]]] = [
+        yield from _families(GaugeMetricFamily, rows)
+        counted: list[_Row] = [
             ("steps", "Forward passes it made.", [(r, r.stats.steps) for r in replicas]),
             ("step_sequences", "Sequences in all its steps.", [(r, r.stats.step_sequences) for r in replicas]),
             ("step_tokens", "Tokens (rows) in all its steps.", [(r, r.stats.step_tokens) for r in replicas]),
@@ -174,12 +182,7 @@ class _Gauges(Collector):
                 [(r, r.stats.rank_waiting_seconds) for r in replicas],
             ),
         ]
-        for name, text, totals in counted:
-            counter = CounterMetricFamily(f"shoal_fleet_replica_{name}", text, labels=["pool", "replica"])
-            for replica, total in totals:
-                if total is not None:
-                    counter.add_metric([replica.handle.pool, replica.name], total)
-            yield counter
+        yield from _families(CounterMetricFamily, counted)
 
     def _units(self) -> Iterable[Metric]:
         restarts = CounterMetricFamily("shoal_fleet_restarts", "Times started again.", labels=["pool", "replica"])

@@ -4,7 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.requests import Request
@@ -12,11 +12,11 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from shoal import __version__
-from shoal.engine.outputs import EngineStats, RequestTimings, StepStats
+from shoal.engine.outputs import EngineStats, Observer, RequestTimings
 from shoal.engine.ranks.stats import waiting_share
 from shoal.observe.dashboard import HTML, page
-from shoal.observe.view import FleetView, ReplicaView, Totals
-from shoal.observe.window import Ended, Window, hit_ratios, latency
+from shoal.observe.view import FleetView, ReplicaView
+from shoal.observe.window import Ended, Window, latency, totals
 
 if TYPE_CHECKING:
     from shoal.server.lifecycle import ReplicaServer
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _GOOD = ("stop", "length")
 
 
-class ReplicaDashboard:
+class ReplicaDashboard(Observer):
     """An observer of one engine, called from its thread; its routes are called from the event loop."""
 
     def __init__(self) -> None:
@@ -32,9 +32,6 @@ class ReplicaDashboard:
         self._outcomes: dict[str, int] = {}
         self._lock = threading.Lock()
         self._started = time.monotonic()
-
-    def on_step(self, stats: StepStats) -> None:
-        pass
 
     def on_finished(self, timings: RequestTimings) -> None:
         good = timings.finish_reason in _GOOD
@@ -77,75 +74,58 @@ class ReplicaDashboard:
         engine = replica.engine or replica.pooling
         stats = engine.stats() if engine is not None else None
         problem = state.not_ready
-        word = (
-            "ready"
-            if problem is None
-            else "draining"
-            if state.draining
-            else "starting"
-            if stats is None
-            else "down"
+        word = "draining" if state.draining else "starting" if stats is None else "down"
+        if problem is None:
+            word = "ready"
+        rates = totals(
+            recent,
+            span,
+            replica.devices,
+            running=stats.running if stats is not None else 0,
+            waiting=stats.waiting if stats is not None else 0,
+            outcomes=outcomes,
         )
-        output = sum(ended.output_tokens for ended in recent) / span
-        devices = replica.devices
         return FleetView(
             title=state.model_name,
             version=__version__,
             uptime_seconds=now - self._started,
             status=word,
-            totals=Totals(
-                window_seconds=span,
-                requests_per_second=len(recent) / span,
-                prompt_tokens_per_second=sum(ended.prompt_tokens for ended in recent) / span,
-                output_tokens_per_second=output,
-                output_tokens_per_second_device=output / devices,
-                running=stats.running if stats is not None else 0,
-                waiting=stats.waiting if stats is not None else 0,
-                actual_hit_ratio=hit_ratios(recent)[1],
-                outcomes=outcomes,
-            ),
+            totals=rates,
             latency=latency(recent),
-            replicas=(self._replica(word, problem, stats, recent, output, devices, state.model_name, now),),
+            replicas=(
+                ReplicaView(
+                    name="replica",
+                    pool="",
+                    state=word,
+                    why=problem or "",
+                    models=(state.model_name,),
+                    engine="shoal",
+                    pid=os.getpid(),
+                    age_seconds=now - self._started,
+                    devices=replica.devices,
+                    hit_ratio=rates.actual_hit_ratio,
+                    tokens_per_second=rates.output_tokens_per_second,
+                    ttft=_mean([ended.ttft for ended in recent]),
+                    tpot=_mean([ended.tpot for ended in recent]),
+                    **_load(stats),
+                ),
+            ),
         )
 
-    def _replica(
-        self,
-        word: str,
-        problem: str | None,
-        stats: EngineStats | None,
-        recent: list[Ended],
-        output: float,
-        devices: int,
-        model: str,
-        now: float,
-    ) -> ReplicaView:
-        base = ReplicaView(
-            name="replica",
-            pool="",
-            state=word,
-            why=problem or "",
-            models=(model,),
-            engine="shoal",
-            pid=os.getpid(),
-            age_seconds=now - self._started,
-            devices=devices,
-            hit_ratio=hit_ratios(recent)[1],
-            tokens_per_second=output,
-            ttft=_mean([ended.ttft for ended in recent]),
-            tpot=_mean([ended.tpot for ended in recent]),
-        )
-        if stats is None:
-            return base
-        total = stats.kv_total_blocks
-        return msgspec.structs.replace(
-            base,
-            running=stats.running,
-            waiting=stats.waiting,
-            inflight=stats.running + stats.waiting,
-            kv_usage=stats.kv_used_blocks / total if total else None,
-            kv_capacity_tokens=total * stats.kv_block_tokens or None,
-            rank_waiting=waiting_share(stats.ranks),
-        )
+
+def _load(stats: EngineStats | None) -> dict[str, Any]:
+    """What the engine says of itself, as fields of a `ReplicaView`."""
+    if stats is None:
+        return {}
+    total = stats.kv_total_blocks
+    return {
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "inflight": stats.running + stats.waiting,
+        "kv_usage": stats.kv_used_blocks / total if total else None,
+        "kv_capacity_tokens": total * stats.kv_block_tokens or None,
+        "rank_waiting": waiting_share(stats.ranks),
+    }
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

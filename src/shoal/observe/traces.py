@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shoal.engine.outputs import RequestTimings, StepStats
+from shoal.engine.outputs import Observer as EngineObserver
+from shoal.engine.outputs import RequestTimings
 from shoal.fleet.gateway import RequestRecord
-from shoal.fleet.gateway.record import Observers
+from shoal.fleet.gateway.record import Observer, Observers
 from shoal.policy.outcomes import Outcome
 from shoal.policy.routing import Decision
 
@@ -124,7 +125,7 @@ class LiveSpans:
             return self._spans.get(name)
 
 
-class GatewayTraces:
+class GatewayTraces(Observer):
     """What the gateway tells of a request becomes part of its span."""
 
     def __init__(self, live: LiveSpans) -> None:
@@ -145,9 +146,6 @@ class GatewayTraces:
     def on_leg(self, record: RequestRecord, pool: str, replica: str, outcome: Outcome) -> None:
         if (span := self._live.get(record.traceparent)) is not None:
             span.add_event("leg ended", {"shoal.replica": replica, "shoal.outcome": str(outcome)})
-
-    def on_distrust(self, replica: str, trust: float) -> None:
-        pass
 
     def on_finished(self, record: RequestRecord) -> None:
         span = self._live.get(record.traceparent)
@@ -180,7 +178,7 @@ def traced(gateway: ASGIApp, observers: Observers) -> ASGIApp:
     return Traced(gateway, trace.get_tracer("shoal"), "gateway", live)
 
 
-class EngineTraces:
+class EngineTraces(EngineObserver):
     """A replica's side: `around` its application, `observer` of its engine."""
 
     def __init__(self) -> None:
@@ -192,9 +190,6 @@ class EngineTraces:
 
     def around(self, app: ASGIApp) -> ASGIApp:
         return Traced(app, self._tracer, "engine", self._live)
-
-    def on_step(self, stats: StepStats) -> None:
-        pass
 
     def on_finished(self, timings: RequestTimings) -> None:
         """From the engine's thread: its request id is the client's with a suffix."""

@@ -3,8 +3,9 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from shoal.observe.view import Latency, Percentiles
+from shoal.observe.view import Latency, Percentiles, Totals
 
 WINDOW_SECONDS = 60.0
 _MAX_ENDED = 4096
@@ -61,6 +62,20 @@ def percentiles(values: Sequence[float | None]) -> Percentiles | None:
         return known[min(len(known) - 1, max(0, -(-int(share * 1000) * len(known) // 1000) - 1))]
 
     return Percentiles(at(0.5), at(0.9), at(0.99))
+
+
+def totals(ended: Sequence[Ended], span: float, devices: int, **counts: Any) -> Totals:
+    """Rates of the requests that ended within `span` seconds; `counts` are further fields."""
+    output = sum(e.output_tokens for e in ended) / span
+    return Totals(
+        window_seconds=span,
+        requests_per_second=len(ended) / span,
+        prompt_tokens_per_second=sum(e.prompt_tokens for e in ended) / span,
+        output_tokens_per_second=output,
+        output_tokens_per_second_device=output / devices if devices else None,
+        actual_hit_ratio=hit_ratios(ended)[1],
+        **counts,
+    )
 
 
 def latency(ended: Sequence[Ended]) -> Latency:

@@ -16,9 +16,8 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from shoal.engine.async_engine import AsyncEngine
-from shoal.engine.core import Observer
 from shoal.engine.options import EngineOptions
-from shoal.engine.outputs import RequestTimings, StepStats
+from shoal.engine.outputs import Observer, RequestTimings, StepStats
 from shoal.engine.pooling.engine import PoolingEngine, open_pooling
 from shoal.http.serving import LAST_WORDS_SECONDS, serve_while
 from shoal.http.work_threads import spare_the_collector, use_work_threads

@@ -7,10 +7,11 @@ from torch import Tensor
 
 from shoal.engine.batch import SequenceRows, build_batch
 from shoal.engine.kv import LayerKv
-from shoal.engine.layers.striped import merge_partials, striped_attention
+from shoal.engine.layers.striped import attend, merge_partials
 from shoal.engine.ops.reference import write_kv
 from shoal.engine.ops.reference_attention import paged_attention
 from shoal.engine.parallel.shm import ShmGroup
+from shoal.specs.model import AttentionSpec
 from unit.engine.parallel.parallel_kit import make_groups, run
 
 CPU = torch.device("cpu")
@@ -78,6 +79,7 @@ def test_striped_attention_is_attention(
         q, filled(alone, keys, values, 1, 0), build_batch(alone, BLOCK, CPU), 0.4, window, softcap, sink
     )
     shares, _ = rows_of(lengths, BLOCK * size)
+    spec = AttentionSpec("gqa", heads, kv_heads, WIDTH, V_WIDTH, 0.4, None, window=window, softcap=softcap)
 
     def rank(group: ShmGroup) -> tuple[Tensor, Tensor]:
         batch = build_batch(shares, BLOCK, CPU, (group.index, size))
@@ -86,7 +88,7 @@ def test_striped_attention_is_attention(
         kv = filled(shares, keys, values, size, group.index)
         kv = LayerKv(kv.k.to(dtype), kv.v.to(dtype))
         sunk = None if sink is None else sink.to(dtype)
-        found = striped_attention(q[own].to(dtype), kv, batch.stripe, group, 0.4, window, softcap, sunk)
+        found = attend(q[own].to(dtype), kv, batch, group, spec, sunk)
         assert found.dtype == dtype
         return own, found.float()
 

@@ -9,7 +9,7 @@ from shoal.engine.kv.cache import LayerKv
 from shoal.engine.layers.linear import Linear, RowLinear
 from shoal.engine.layers.loading import Span, Target, empty
 from shoal.engine.layers.norm import RmsNorm
-from shoal.engine.layers.striped import striped_attention
+from shoal.engine.layers.striped import attend
 from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.parallel.placement import own_heads
 from shoal.specs.model import AttentionSpec, NormSpec
@@ -64,12 +64,7 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         v = v.view(rows, self.kv_heads, spec.v_head_dim)
         q = ops.rope_write(q, k, v, rotation, self.interleaved, kv, batch.slots)
-        if batch.stripe is None:
-            attended = ops.paged_attention(q, kv, batch, spec.scale, spec.window, spec.softcap, self.sinks)
-        else:
-            attended = striped_attention(
-                q, kv, batch.stripe, self.cp, spec.scale, spec.window, spec.softcap, self.sinks
-            )
+        attended = attend(q, kv, batch, self.cp, spec, self.sinks)
         return self.out(attended.view(rows, self.heads * spec.v_head_dim))  # type: ignore[no-any-return]
 
     def targets(self) -> dict[str, Target]:

@@ -18,7 +18,7 @@ from shoal.engine.layers.attention import Rotation
 from shoal.engine.layers.linear import Linear, RowLinear
 from shoal.engine.layers.loading import Span, Target, empty
 from shoal.engine.layers.norm import RmsNorm
-from shoal.engine.layers.striped import striped_attention
+from shoal.engine.layers.striped import attend
 from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.parallel.shard import split
 from shoal.specs.model import AttentionSpec, NormSpec
@@ -81,11 +81,8 @@ class LatentAttention(nn.Module):
 
     def _attend(self, q: Tensor, batch: Batch, kv: LayerKv) -> Tensor:
         """q [T, heads, C + R] -> [T, heads, C]."""
-        spec = self.spec
         one_head = LayerKv(kv.k, kv.k[..., : self.mla.kv_lora_rank])
-        if batch.stripe is None:
-            return ops.paged_attention(q, one_head, batch, spec.scale, spec.window, spec.softcap)
-        return striped_attention(q, one_head, batch.stripe, self.cp, spec.scale, spec.window, spec.softcap)
+        return attend(q, one_head, batch, self.cp, self.spec)
 
     def targets(self) -> dict[str, Target]:
         found = self.out.targets("o_proj") | self.latent_norm.targets("kv_a_layernorm")

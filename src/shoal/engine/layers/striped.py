@@ -13,29 +13,27 @@ import torch
 from torch import Tensor
 
 from shoal.engine import ops
-from shoal.engine.batch import Stripe
+from shoal.engine.batch import Batch
 from shoal.engine.kv.cache import LayerKv
 from shoal.engine.parallel.group import Group
+from shoal.specs.model import AttentionSpec
 
 
-def striped_attention(
-    q: Tensor,
-    kv: LayerKv,
-    stripe: Stripe,
-    cp: Group,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
+def attend(
+    q: Tensor, kv: LayerKv, batch: Batch, cp: Group, spec: AttentionSpec, sinks: Tensor | None = None
 ) -> Tensor:
-    """As `ops.paged_attention`, for this rank's rows: q [own rows, Q, D] -> [own rows, Q, Dv]."""
+    """Attention of a layer: q [own rows, Q, D] -> [own rows, Q, Dv], over what all ranks of `cp` have cached."""
+    settings = (spec.scale, spec.window, spec.softcap)
+    stripe = batch.stripe
+    if stripe is None:
+        return ops.paged_attention(q, kv, batch, *settings, sinks)
     if not len(stripe.by_rank):
         return q.new_empty(0, q.shape[1], kv.v.shape[-1])
     everyone = cp.all_gather(q, 0, stripe.sizes).index_select(0, stripe.order)
     # A sink takes part in the softmax once.
     sinks = sinks if cp.index == 0 else None
     lse = everyone.new_empty(everyone.shape[:2], dtype=torch.float32)
-    output = ops.paged_attention(everyone, kv, stripe.whole, scale, window, softcap, sinks, lse)
+    output = ops.paged_attention(everyone, kv, stripe.whole, *settings, sinks, lse)
     packed = torch.cat((_bytes(output), _bytes(lse[..., None])), -1).index_select(0, stripe.by_rank)
     returned = cp.all_to_all(torch.split(packed, list(stripe.sizes)))
     width = output.shape[-1] * output.element_size()

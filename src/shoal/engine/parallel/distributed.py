@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shoal.engine.parallel.group import CollectiveTimeout, Group, Work
+from shoal.engine.parallel.group import CollectiveTimeout, Group, Work, gathered_extents
 from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.parallel.traffic import TrafficCounters
 from shoal.specs.layout import GROUP_AXES, GroupAxis
@@ -100,12 +100,7 @@ class TorchGroup:
 
     def all_gather(self, tensor: Tensor, dim: int = 0, sizes: Sequence[int] | None = None) -> Tensor:
         dim = dim % tensor.dim()
-        extents = [tensor.shape[dim]] * self.size if sizes is None else list(sizes)
-        if len(extents) != self.size or extents[self.index] != tensor.shape[dim]:
-            raise ValueError(
-                f"all_gather over {self.axis}: sizes {extents} of {self.size} ranks, "
-                f"{tensor.shape[dim]} of which at index {self.index}"
-            )
+        extents = gathered_extents(self, tensor, dim, sizes)
         longest = max(extents)
         rest = [n for axis, n in enumerate(tensor.shape) if axis != dim]
         # These backends gather equal shapes only, so shorter shares are padded.

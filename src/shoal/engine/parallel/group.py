@@ -128,6 +128,17 @@ class Group(Protocol):
         ...
 
 
+def gathered_extents(group: Group, tensor: Tensor, dim: int, sizes: Sequence[int] | None) -> list[int]:
+    """Every rank's extent along `dim` in an all-gather. Raises ValueError where `sizes` are not this tensor's."""
+    extents = [tensor.shape[dim]] * group.size if sizes is None else list(sizes)
+    if len(extents) != group.size or extents[group.index] != tensor.shape[dim]:
+        raise ValueError(
+            f"all_gather over {group.axis}: sizes {extents} of {group.size} ranks, "
+            f"{tensor.shape[dim]} of which at index {group.index}"
+        )
+    return extents
+
+
 class SoloGroup:
     """A group of one: does nothing and counts nothing."""
 

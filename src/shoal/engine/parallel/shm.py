@@ -6,6 +6,7 @@ ranks, so every rank holds the same bits. See csrc/collectives.cpp for the proto
 """
 
 import functools
+import math
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from shoal.engine.parallel.group import CollectiveTimeout, CompletedWork, Work
+from shoal.engine.parallel.group import CollectiveTimeout, CompletedWork, Work, gathered_extents
 from shoal.engine.parallel.shm_fallback import PythonTransport
 from shoal.engine.parallel.shm_layout import SegmentLayout, map_segment
 from shoal.engine.parallel.shm_native import KINDS, NativeTransport, find_library, load_library
@@ -157,12 +158,7 @@ class ShmGroup:
     def all_gather(self, tensor: Tensor, dim: int = 0, sizes: Sequence[int] | None = None) -> Tensor:
         tensor = tensor.contiguous()
         dim = dim % tensor.dim()
-        extents = [tensor.shape[dim]] * self.size if sizes is None else list(sizes)
-        if len(extents) != self.size or extents[self.index] != tensor.shape[dim]:
-            raise ValueError(
-                f"all_gather over {self.axis}: sizes {extents} of {self.size} ranks, "
-                f"{tensor.shape[dim]} of which at index {self.index}"
-            )
+        extents = gathered_extents(self, tensor, dim, sizes)
         row = tensor.nbytes // extents[self.index] if extents[self.index] else self._row_bytes(tensor, dim)
         if dim == 0:
             whole = tensor.new_empty((sum(extents), *tensor.shape[1:]))
@@ -176,10 +172,7 @@ class ShmGroup:
 
     @staticmethod
     def _row_bytes(tensor: Tensor, dim: int) -> int:
-        count = 1
-        for axis, extent in enumerate(tensor.shape):
-            count *= extent if axis != dim else 1
-        return count * tensor.element_size()
+        return int(math.prod((*tensor.shape[:dim], *tensor.shape[dim + 1 :]))) * tensor.element_size()
 
     def all_to_all(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if len(tensors) != self.size:

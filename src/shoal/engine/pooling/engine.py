@@ -27,7 +27,7 @@ from shoal.engine.pooling.decoder import Decoder
 from shoal.engine.pooling.encoder import Encoder
 from shoal.engine.pooling.model import PoolingModel, TokenSequence, pooled
 from shoal.engine.pooling.text import TextEncoder
-from shoal.engine.sources import resolve_model
+from shoal.engine.sources import model_of
 
 log = logging.getLogger("shoal.engine")
 
@@ -169,8 +169,7 @@ def open_pooling(options: EngineOptions) -> PoolingEngine | None:
     options.validate()
     if options.rendezvous != "local":
         return None
-    cache_dir = Path(options.cache_dir) if options.cache_dir else None
-    path = resolve_model(options.model, cache_dir, offline=options.offline or None).path
+    path = model_of(options).path
     spec = read_pooling(path)
     return None if spec is None else load_pooling(options, path, spec)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from shoal.engine.errors import EngineError, InvalidOption
+from shoal.engine.errors import EngineError
 from shoal.engine.options import EngineOptions
 from shoal.engine.parallel.open import shared_memory_axes
 from shoal.engine.parallel.shm import backend
@@ -62,7 +62,9 @@ class RankLauncher:
     def _open(self, model_path: Path, cores: int, worker: str) -> None:
         options, layout = self._options, self._layout
         collectives = collectives_of(options)
-        launched = self._rendezvous() if options.rendezvous == "env" else None
+        launched = LaunchEnv.of() if options.rendezvous == "env" else None
+        if launched is not None:
+            launched.require(layout)
         local = layout.world if launched is None else launched.local_world
         threads = options.threads or max(1, cores // local)
         board = self._segment("board", BeatBoard.size(layout.world))
@@ -114,13 +116,6 @@ class RankLauncher:
         fd = anonymous_segment(label, size)
         self._held.append(fd)
         return fd
-
-    def _rendezvous(self) -> LaunchEnv:
-        launched = LaunchEnv.of()
-        if launched.world != self._layout.world:
-            accepted = f"dp·pp·cp·tp = {self._layout.world}, the ranks of this layout"
-            raise InvalidOption("WORLD_SIZE", launched.world, accepted)
-        return launched
 
     def _local_store(self) -> str:
         """On the loopback interface, on a port that the system picks."""

@@ -84,17 +84,14 @@ def load(setup: Setup, mesh: Mesh) -> PreparedRank:
 
     from shoal.engine.ranks.load import load_worker
     from shoal.engine.sampling.guided import GuidedCompiler
-    from shoal.engine.sources import resolve_model
+    from shoal.engine.sources import model_of
     from shoal.engine.text.tokenizer import load_tokenizer
     from shoal.specs import load_model_spec
 
     torch.set_num_threads(setup.threads or _own_threads())
     options = setup.options
-    if setup.model_path:
-        path = Path(setup.model_path)
-    else:  # on another host than the executor, perhaps: found again
-        cache = Path(options.cache_dir) if options.cache_dir else None
-        path = resolve_model(options.model, cache, offline=options.offline or None).path
+    # On another host than the executor, perhaps, the model is found again.
+    path = Path(setup.model_path) if setup.model_path else model_of(options).path
     spec = load_model_spec(path)
     guided: GuidedCompiler | None = None
     eos: tuple[int, ...] = ()

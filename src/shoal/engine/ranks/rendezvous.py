@@ -19,6 +19,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from shoal.engine.errors import EngineError, InvalidOption
+from shoal.specs.layout import Layout
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -71,6 +72,12 @@ class LaunchEnv:
     @property
     def store(self) -> str:
         return f"{self.host}:{self.port}"
+
+    def require(self, layout: Layout) -> None:
+        """Raise InvalidOption unless the launcher started one process per rank of this layout."""
+        if self.world != layout.world:
+            accepted = f"dp·pp·cp·tp = {layout.world}, the ranks of this layout"
+            raise InvalidOption("WORLD_SIZE", self.world, accepted)
 
 
 def open_store(launched: LaunchEnv, serve: bool) -> Store:

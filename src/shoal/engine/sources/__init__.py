@@ -4,7 +4,7 @@ from shoal.engine.sources.catalog import DEFAULT_MODEL, catalog
 from shoal.engine.sources.contracts import LocalModel
 from shoal.engine.sources.errors import SourceError
 from shoal.engine.sources.progress import Progress, Transferred, progress_bars
-from shoal.engine.sources.resolve import cached_models, resolve_model
+from shoal.engine.sources.resolve import cached_models, model_of, resolve_model
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -14,6 +14,7 @@ __all__ = [
     "Transferred",
     "cached_models",
     "catalog",
+    "model_of",
     "progress_bars",
     "resolve_model",
 ]

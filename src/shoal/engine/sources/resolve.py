@@ -4,6 +4,7 @@ import os
 import re
 from pathlib import Path
 
+from shoal.engine.options import EngineOptions
 from shoal.engine.sources.cache import ModelCache, Stored, cache_root
 from shoal.engine.sources.catalog import DEFAULT_MODEL, catalog
 from shoal.engine.sources.contracts import LocalModel, Source
@@ -39,6 +40,12 @@ def resolve_model(
     offline = _offline_by_environment() if offline is None else offline
     cache = ModelCache(cache_root(cache_dir))
     return obtain(source, cache, offline, progress, refresh, verify, lock_deadline_s)
+
+
+def model_of(options: EngineOptions) -> LocalModel:
+    """Return the files of the model that a replica's options name. Raises SourceError."""
+    cache_dir = Path(options.cache_dir) if options.cache_dir else None
+    return resolve_model(options.model, cache_dir, offline=options.offline or None)
 
 
 def obtain(

@@ -54,10 +54,21 @@ class RequestRecord:
 class Observer(Protocol):
     """Told about requests; must be quick, and must not raise."""
 
-    def on_decision(self, record: RequestRecord, decision: Decision) -> None: ...
-    def on_leg(self, record: RequestRecord, pool: str, replica: str, outcome: Outcome) -> None: ...
-    def on_finished(self, record: RequestRecord) -> None: ...
-    def on_distrust(self, replica: str, trust: float) -> None: ...
+    def on_decision(self, record: RequestRecord, decision: Decision) -> None:
+        """A replica was selected."""
+        return
+
+    def on_leg(self, record: RequestRecord, pool: str, replica: str, outcome: Outcome) -> None:
+        """A replica's part of a request is over."""
+        return
+
+    def on_finished(self, record: RequestRecord) -> None:
+        """The request is over."""
+        return
+
+    def on_distrust(self, replica: str, trust: float) -> None:
+        """Predicted hits of this replica stopped coming true."""
+        return
 
 
 class Observers:

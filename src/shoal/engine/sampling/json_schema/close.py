@@ -57,8 +57,9 @@ def _inner(node: dict[str, Any]) -> list[tuple[Any, bool]]:
 
 def _combines(node: dict[str, Any], keyword: str) -> bool:
     """Whether what stands under `keyword` has to hold together with something else about objects."""
-    several = keyword == "allOf" and len(node["allOf"]) > 1 if keyword in node else False
-    return several or "properties" in node or any(other in node for other in _COMBINING if other != keyword)
+    if keyword == "allOf" and len(node.get("allOf", ())) > 1:
+        return True
+    return any(other in node for other in ("properties", *_COMBINING) if other != keyword)
 
 
 def _closed(schema: Any) -> Any:
