@@ -17,9 +17,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from shoal.engine.parallel import Group, TrafficCounters
+from shoal.engine.parallel.group import Group
 from shoal.engine.parallel.shm import ShmGroup, connect
 from shoal.engine.parallel.shm_layout import SegmentLayout, anonymous_segment
+from shoal.engine.parallel.traffic import TrafficCounters
 
 SIZES = (64, 2048, 16 * 1024, 128 * 1024, 1024 * 1024)
 

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from machine import append, describe
 from shoal import LLM, SamplingParams
 from shoal.bench.stats import ratio_estimate
-from shoal.engine.models import build_model
+from shoal.engine.models.build import build_model
 from shoal.policy.experts import ExpertBalancer
 from shoal.specs import load_model_spec
 

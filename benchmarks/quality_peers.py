@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from machine import append, describe
-from shoal.engine.models import build_model
+from shoal.engine.models.build import build_model
 from shoal.engine.models.decoder import CausalLM
 from shoal.engine.models.quantize import quantize_model
 from shoal.engine.options import EngineOptions

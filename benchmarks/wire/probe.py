@@ -17,10 +17,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from shoal.engine.parallel import Group, TrafficCounters
 from shoal.engine.parallel.distributed import TorchGroup
+from shoal.engine.parallel.group import Group
 from shoal.engine.parallel.shm import ShmGroup, connect
 from shoal.engine.parallel.shm_layout import SegmentLayout
+from shoal.engine.parallel.traffic import TrafficCounters
 
 SMALL, LARGE = 16, 64 * 1024
 """Numbers of four bytes: almost nothing, and enough to see the bandwidth."""

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from shoal.engine.models import build_model
+from shoal.engine.models.build import build_model
 from shoal.specs import load_model_spec
 from shoal.specs.model import ModelSpec
 

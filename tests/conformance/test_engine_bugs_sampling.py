@@ -14,7 +14,8 @@ from shoal.engine.sampling.params import SamplingParams
 from shoal.engine.sampling.random import params_of_choice
 from shoal.engine.sampling.sampler import Sampler, SampleRow
 from shoal.engine.sampling.validate import validate_params
-from shoal.engine.text import IncrementalDetokenizer, StopMatcher
+from shoal.engine.text.detokenize import IncrementalDetokenizer
+from shoal.engine.text.stop import StopMatcher
 
 VOCAB = 200
 

@@ -192,7 +192,7 @@ def test_a_short_prompt_and_a_replica_without_it_offer_nothing(
 def test_the_layout_is_the_same_in_every_process(tiny_model: Path) -> None:
     script = (
         "import sys; from pathlib import Path; import torch; from shoal.specs import load_model_spec;"
-        "from shoal.engine.kv import KvCache; from shoal.engine.kv.blocks import KvBlocks;"
+        "from shoal.engine.kv.cache import KvCache; from shoal.engine.kv.blocks import KvBlocks;"
         "spec = load_model_spec(Path(sys.argv[1]));"
         "kv = KvCache(spec, 2, 16, torch.float32, torch.device('cpu')); print(KvBlocks(kv, spec, '').layout.hex())"
     )

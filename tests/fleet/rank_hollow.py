@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 from shoal.engine.messages import StepCommand
-from shoal.engine.parallel import Mesh
+from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.ranks.link import Setup
 from shoal.engine.ranks.rank import RankWorker
 from shoal.policy.batching.plan import SampledSequence, StepResult

@@ -9,7 +9,8 @@ from rank_hollow import Faulty, suffer_while_loading
 
 from shoal.engine.kv.budget import KvBudget
 from shoal.engine.messages import StepCommand
-from shoal.engine.parallel import Group, Mesh
+from shoal.engine.parallel.group import Group
+from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.ranks.link import Setup
 from shoal.engine.ranks.rank import PreparedRank, RankWorker, load
 from shoal.policy.batching.plan import SampledSequence, StepResult

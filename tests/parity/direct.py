@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from shoal.engine.batch import SequenceRows, build_batch
-from shoal.engine.kv import KvCache
-from shoal.engine.models import CausalLM, build_model
+from shoal.engine.kv.cache import KvCache
+from shoal.engine.models.build import build_model
+from shoal.engine.models.decoder import CausalLM
 from shoal.engine.weights import open_weights
 from shoal.specs import ModelSpec, load_model_spec
 

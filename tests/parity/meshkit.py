@@ -5,9 +5,11 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from shoal.engine.parallel import Group, Mesh, TrafficCounters
+from shoal.engine.parallel.group import Group
+from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.parallel.shm import ShmGroup, connect
 from shoal.engine.parallel.shm_layout import SegmentLayout, anonymous_segment
+from shoal.engine.parallel.traffic import TrafficCounters
 from shoal.specs.layout import GroupAxis, Layout
 
 T = TypeVar("T")

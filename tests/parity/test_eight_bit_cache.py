@@ -11,7 +11,7 @@ from parity.enginekit import greedy, prompts_for, save_engine_checkpoint
 from parity.tiny import ALL, TinyModel
 from shoal import LLM
 from shoal.engine.errors import InvalidOption
-from shoal.engine.kv import KvCache, kv_block_bytes
+from shoal.engine.kv.cache import KvCache, kv_block_bytes
 from shoal.specs import ModelSpec
 from shoal.specs.parse import parse_config
 

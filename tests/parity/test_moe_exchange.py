@@ -15,7 +15,8 @@ from torch import Tensor
 from parity.meshkit import run_ranks
 from shoal.engine.layers.loading import cutter
 from shoal.engine.layers.moe import MoeFfn
-from shoal.engine.parallel import Mesh, Volume
+from shoal.engine.parallel.mesh import Mesh
+from shoal.engine.parallel.traffic import Volume
 from shoal.plan.collectives import step_traffic
 from shoal.policy.experts import EMPTY, LayerLoad, LayerPlacement, add_loads, initial_placement
 from shoal.specs.layout import Layout

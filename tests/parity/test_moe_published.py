@@ -17,8 +17,8 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from parity.direct import Direct, relative_error
 from parity.meshkit import run_ranks
 from parity.tiny import MIXTURES, VOCAB, TinyModel, save_tiny
-from shoal.engine.models import UnsupportedModel, build_model
-from shoal.engine.parallel import Mesh
+from shoal.engine.models.build import UnsupportedModel, build_model
+from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.weights import WeightsError, open_weights
 from shoal.engine.weights.published import FP8_BLOCK
 from shoal.specs import load_model_spec

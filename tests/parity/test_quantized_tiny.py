@@ -11,11 +11,11 @@ from parity.tiny import ALL, VOCAB, TinyModel, save_tiny
 from shoal import LLM
 from shoal.engine import ops
 from shoal.engine.errors import InvalidOption
-from shoal.engine.kv import KvCache
+from shoal.engine.kv.cache import KvCache
 from shoal.engine.layers.attention import Attention
 from shoal.engine.layers.mlp import GatedMlp
-from shoal.engine.models import CausalLM, build_model
-from shoal.engine.models.decoder import DecoderLayer
+from shoal.engine.models.build import build_model
+from shoal.engine.models.decoder import CausalLM, DecoderLayer
 from shoal.engine.models.quantize import quantize_model
 from shoal.engine.ops.kernels import REFERENCE
 from shoal.engine.ops.quantized import QuantizedWeight, Scheme

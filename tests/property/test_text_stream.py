@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sampling_kit import byte_level_tokenizer, sentencepiece_tokenizer
-from shoal.engine.text import IncrementalDetokenizer, Tokenizer, load_tokenizer
+from shoal.engine.text.detokenize import IncrementalDetokenizer
+from shoal.engine.text.tokenizer import Tokenizer, load_tokenizer
 
 
 def streamed(tokenizer: Tokenizer, ids: list[int], cuts: set[int], skip: bool) -> list[str]:

@@ -7,7 +7,6 @@ Speculative decoding gives several tokens a step, which an event then carries to
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from shoal.bench.records import Record
 from shoal.bench.summary import Summary
@@ -61,9 +60,8 @@ class HardwareOptions:
 
 def hardware(options: HardwareOptions) -> Hardware | None:
     """What the floors need, or None where no hardware was named; `SpecError` for half a description."""
+    from shoal.plan.api import find_model
     from shoal.specs.catalog import load_catalog
-    from shoal.specs.catalog.models import catalog_model
-    from shoal.specs.load import load_model_spec
     from shoal.specs.sizes import stored_groups, weight_bytes
     from shoal.specs.tensors import parameter_counts
 
@@ -77,8 +75,7 @@ def hardware(options: HardwareOptions) -> Hardware | None:
         raise SpecError("gpu", None, "a catalogued accelerator, e.g. h100 or cpu")
     positive("devices", options.devices, 100_000)
     positive("replicas", options.replicas, 100_000)
-    known = Path(options.model).exists()
-    spec = load_model_spec(options.model) if known else catalog_model(options.model)
+    spec = find_model(options.model)
     device = load_catalog().accelerator(options.gpu)
     bandwidth = parse_quantity(options.bandwidth, "bytes/s", "bandwidth") if options.bandwidth else device.bandwidth
     groups = stored_groups(spec, options.dtype)

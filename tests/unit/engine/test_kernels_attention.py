@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernel_kit import DEEP, EPS, QUICK, ROUNDING, assert_near, dtypes, kinds, numbers, ops_of, seeds
 from shoal.engine.batch import Batch, SequenceRows, build_batch
-from shoal.engine.kv import LayerKv
+from shoal.engine.kv.cache import LayerKv
 from shoal.engine.ops import reference_attention
 from shoal.engine.ops.reference import quantize_heads
 

@@ -10,14 +10,16 @@ from parity.meshkit import run_ranks
 from parity.tiny import ALL, TinyModel
 from shoal.engine import ops
 from shoal.engine.batch import SequenceRows, build_batch
-from shoal.engine.kv import KvCache
+from shoal.engine.kv.cache import KvCache
 from shoal.engine.layers.embedding import Embedding
 from shoal.engine.layers.linear import Linear, RowLinear
-from shoal.engine.models import CausalLM, build_model
+from shoal.engine.models.build import build_model
+from shoal.engine.models.decoder import CausalLM
 from shoal.engine.models.quantize import quantize_model
 from shoal.engine.ops.quantized import QuantizedWeight, Scheme
-from shoal.engine.parallel import Mesh, Volume
+from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.parallel.placement import held
+from shoal.engine.parallel.traffic import Volume
 from shoal.specs import load_model_spec
 from shoal.specs.layout import Layout
 

@@ -20,7 +20,7 @@ from kernel_kit import (
     strided,
     widths,
 )
-from shoal.engine.kv import LayerKv
+from shoal.engine.kv.cache import LayerKv
 from shoal.engine.ops import reference
 from shoal.engine.ops.native_library import backend
 

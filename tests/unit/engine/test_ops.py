@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as lla
 from shoal.engine import ops
 from shoal.engine.batch import SequenceRows, build_batch
 from shoal.engine.errors import InvalidOption
-from shoal.engine.kv import LayerKv
+from shoal.engine.kv.cache import LayerKv
 from shoal.engine.ops import reference, select_kernels
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from shoal.engine.errors import InvalidOption
 from shoal.engine.llm import LLM
 from shoal.engine.options import EngineOptions
 from shoal.engine.sampling.defaults import SamplingDefaults, gguf_sampling_defaults, read_generation_config
-from shoal.engine.text import load_tokenizer
+from shoal.engine.text.tokenizer import load_tokenizer
 
 QWEN = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05, "do_sample": True}
 

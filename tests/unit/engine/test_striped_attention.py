@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shoal.engine.batch import SequenceRows, build_batch
-from shoal.engine.kv import LayerKv
+from shoal.engine.kv.cache import LayerKv
 from shoal.engine.layers.striped import attend, merge_partials
 from shoal.engine.ops.reference import write_kv
 from shoal.engine.ops.reference_attention import paged_attention

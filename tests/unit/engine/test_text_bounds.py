@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from sampling_kit import byte_level_tokenizer, sentencepiece_tokenizer
-from shoal.engine.text import load_tokenizer
 from shoal.engine.text.bounds import length_bound
 from shoal.engine.text.convert import ConvertedTokenizer, TokenizerMeta
-from shoal.engine.text.tokenizer import Tokenizer
+from shoal.engine.text.tokenizer import Tokenizer, load_tokenizer
 
 
 def _trained(normalizer: Any = None, *, alphabet: bool = True, pre: Any = None) -> tokenizers.Tokenizer:

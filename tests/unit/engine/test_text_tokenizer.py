@@ -9,8 +9,10 @@ import pytest
 
 from sampling_kit import BOS, EOS, byte_level_tokenizer, sentencepiece_tokenizer
 from shoal.engine.errors import EngineError
-from shoal.engine.text import ChatTemplateError, IncrementalDetokenizer, TokenizerError, load_tokenizer
 from shoal.engine.text.chat import render_chat
+from shoal.engine.text.detokenize import IncrementalDetokenizer
+from shoal.engine.text.errors import ChatTemplateError, TokenizerError
+from shoal.engine.text.tokenizer import load_tokenizer
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}\n    {% if m.role == 'stop' %}{% break %}{% endif %}"

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from parity.direct import CPU, Direct
 from parity.tiny import TinyModel, save_tiny
-from shoal.engine.kv import KvCache, kv_block_bytes
-from shoal.engine.models import UnsupportedModel, build_model
+from shoal.engine.kv.cache import KvCache, kv_block_bytes
+from shoal.engine.models.build import UnsupportedModel, build_model
 from shoal.engine.weights import WeightsError, open_weights
 from shoal.specs import load_model_spec
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from parity.tiny import ARCHITECTURES, TinyModel, save_tiny
-from shoal.engine.models import CausalLM, build_model
-from shoal.engine.parallel import Mesh
+from shoal.engine.models.build import build_model
+from shoal.engine.models.decoder import CausalLM
 from shoal.engine.parallel.group import SoloGroup
+from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.weights import WeightsError, open_weights
 from shoal.specs import load_model_spec
 from shoal.specs.layout import Layout

@@ -31,9 +31,9 @@ _MEASURED = [
 def test_every_entry_parses_and_has_a_source(name: str) -> None:
     spec, entry = catalog_model(name), catalog_entry(name)
     assert parameter_counts(spec).total > 1e8
-    assert entry.source
-    assert entry.date
-    assert entry.kind == "published"
+    assert entry.source.source
+    assert entry.source.date
+    assert entry.source.kind == "published"
     for known in entry.names:
         assert catalog_model(known).layers == spec.layers
 

@@ -13,7 +13,7 @@ from shoal.engine import ops
 from shoal.engine.batch import SequenceRows, build_batch
 from shoal.engine.kv.budget import available_memory, kv_budget
 from shoal.engine.kv.cache import KvCache, kv_block_bytes
-from shoal.engine.models import build_model
+from shoal.engine.models.build import build_model
 from shoal.engine.models.quantize import quantize_model
 from shoal.engine.options import EngineOptions
 from shoal.engine.pooling.config import PoolingSpec

@@ -10,8 +10,8 @@ import torch
 from shoal.engine.errors import InvalidOption
 from shoal.engine.kv.budget import KvBudget, available_memory, kv_budget
 from shoal.engine.kv.cache import KvCache, kv_block_bytes
-from shoal.engine.models import build_model
 from shoal.engine.models.adapters import install_adapters
+from shoal.engine.models.build import build_model
 from shoal.engine.models.decoder import CausalLM
 from shoal.engine.models.overlap import autotune_overlap
 from shoal.engine.models.quantize import quantize_model

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from shoal.engine.text.cursor import Reading, TextCursor, any_of
-from shoal.engine.text.tool_events import Reasoning
+from shoal.engine.text.tool_events import GrowingText, Reasoning
 
 ReasoningMode = Literal["auto", "none"]
 """`auto`: reasoning is a field of its own; `none`: it stays in the content, marks included."""
@@ -58,7 +58,7 @@ def left_open(marks: ReasoningMarks, text: str) -> bool:
     return text.rfind(marks.opener) > text.rfind(marks.closer)
 
 
-class ReasoningSplitter:
+class ReasoningSplitter(GrowingText[str | Reasoning]):
     """Splits one growing answer. White space around the reasoning is layout and is dropped.
 
     Reasoning is looked for at the beginning only: an answer that mentions a mark further on is left alone.
@@ -67,24 +67,9 @@ class ReasoningSplitter:
 
     def __init__(self, marks: ReasoningMarks, *, inside: bool = False, verbatim: bool = False) -> None:
         self._pieces: list[str | Reasoning] = []
-        self._reading: Reading[None] = self._read(TextCursor(), marks, inside, verbatim)
-        next(self._reading)
+        super().__init__(self._read(TextCursor(), marks, inside, verbatim), self._take_pieces)
 
-    def push(self, text: str) -> list[str | Reasoning]:
-        """What is certain after more of the text."""
-        if text:
-            self._reading.send(text)
-        return self._take()
-
-    def flush(self) -> list[str | Reasoning]:
-        """The rest, once the text is complete."""
-        try:
-            self._reading.send(None)
-        except StopIteration:
-            return self._take()
-        raise AssertionError("a reading generator waits for more than the end of the text")
-
-    def _take(self) -> list[str | Reasoning]:
+    def _take_pieces(self) -> list[str | Reasoning]:
         pieces, self._pieces = self._pieces, []
         return pieces
 

@@ -2,9 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from shoal.engine.text.cursor import Reading, TextCursor
 from shoal.engine.text.tool_json import ToolCall
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +62,37 @@ class EventSink:
         return events
 
 
-class EventParser:
-    """Reads one answer with a generator."""
+class GrowingText(Generic[T]):
+    """Feeds a reading generator, and hands out what it gave."""
 
-    def __init__(self, read: Callable[[TextCursor, EventSink], Reading[None]]) -> None:
-        self._sink = EventSink()
-        self._reading: Reading[None] = read(TextCursor(), self._sink)
-        next(self._reading)
+    def __init__(self, reading: Reading[None], take: Callable[[], list[T]]) -> None:
+        self._reading = reading
+        self._take = take
+        next(reading)
 
-    def push(self, text: str) -> list[Event]:
+    def push(self, text: str) -> list[T]:
         """What is certain after more of the text."""
         if text:
             self._reading.send(text)
-        return self._sink.take()
+        return self._take()
 
-    def flush(self) -> list[Event]:
+    def flush(self) -> list[T]:
         """The rest, once the text is complete. Nothing may be pushed after it."""
         try:
             self._reading.send(None)
         except StopIteration:
-            self._sink.end()
-            return self._sink.take()
+            return self._take()
         raise AssertionError("a reading generator waits for more than the end of the text")
+
+
+class EventParser(GrowingText[Event]):
+    """Reads one answer with a generator."""
+
+    def __init__(self, read: Callable[[TextCursor, EventSink], Reading[None]]) -> None:
+        sink = EventSink()
+
+        def whole() -> Reading[None]:
+            yield from read(TextCursor(), sink)
+            sink.end()
+
+        super().__init__(whole(), sink.take)

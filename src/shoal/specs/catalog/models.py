@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from shoal.specs.catalog.entries import Entry, read_file
+from shoal.specs.catalog.entries import Entry, Source, read_file
 from shoal.specs.errors import UnknownModel
 from shoal.specs.model import ModelSpec
 from shoal.specs.parse import parse_config
@@ -24,10 +24,7 @@ class ModelEntry:
     """Hugging Face names; the first is the one to show."""
     aliases: tuple[str, ...]
     config: Mapping[str, object]
-    source: str
-    date: str
-    kind: str
-    """`published`, `vendor`, `calculated` or `measured`."""
+    source: Source
     note: str = ""
     is_checkpoint: bool = False
     """Stored otherwise than the model's own weights; known by its id only."""
@@ -103,36 +100,21 @@ def _read(root: Entry) -> Iterator[ModelEntry]:
 
 
 def _model(name: str, entry: Entry) -> ModelEntry:
-    config = entry.required_section("config").values
-    source = entry.provenance()
-    note = entry.text("note", "-")
     return ModelEntry(
         name=name,
         ids=entry.words("ids"),
         aliases=entry.words("aliases"),
-        config=config,
-        source=source.source,
-        date=source.date,
-        kind=source.kind,
-        note="" if note == "-" else note,
+        config=entry.required_section("config").values,
+        source=entry.provenance(),
+        note=entry.text("note") if "note" in entry.values else "",
     )
 
 
 def _checkpoint(model: ModelEntry, identifier: str, entry: Entry) -> ModelEntry:
     entry.only("from", "source", "date", "class", "quantization_config")
-    quantization = entry.required_section("quantization_config").values
+    config = {**model.config, "quantization_config": entry.required_section("quantization_config").values}
     source = entry.provenance()
-    config = {**model.config, "quantization_config": quantization}
-    return replace(
-        model,
-        ids=(identifier,),
-        aliases=(),
-        config=config,
-        source=source.source,
-        date=source.date,
-        kind=source.kind,
-        is_checkpoint=True,
-    )
+    return replace(model, ids=(identifier,), aliases=(), config=config, source=source, is_checkpoint=True)
 
 
 def _fold(name: str) -> str:

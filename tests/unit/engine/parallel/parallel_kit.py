@@ -5,9 +5,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 
-from shoal.engine.parallel import TrafficCounters
 from shoal.engine.parallel.shm import ShmGroup, connect
 from shoal.engine.parallel.shm_layout import SegmentLayout, anonymous_segment
+from shoal.engine.parallel.traffic import TrafficCounters
 
 T = TypeVar("T")
 Kind = Literal["native", "python"]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from shoal.engine.errors import InvalidOption
 from shoal.engine.options import EngineOptions
-from shoal.engine.parallel import Mesh
+from shoal.engine.parallel.mesh import Mesh
 from shoal.specs.layout import GROUP_AXES, Layout
 
 degrees = st.integers(1, 3)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.engine.errors import InvalidOption
-from shoal.engine.parallel import HeadShard, shard_heads, split
+from shoal.engine.parallel.shard import HeadShard, shard_heads, split
 
 
 @settings(max_examples=200)

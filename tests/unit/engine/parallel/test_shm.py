@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parallel_kit import Kind, make_groups, run
 
-from shoal.engine.parallel import CollectiveTimeout
+from shoal.engine.parallel.group import CollectiveTimeout
 from shoal.engine.parallel.shm import ShmGroup, backend
 from shoal.engine.parallel.shm_layout import SegmentLayout
 from shoal.engine.parallel.shm_native import find_library, load_library
