@@ -3,7 +3,6 @@
 Not a command for people: the supervisor of a fleet starts it, with a listening socket to inherit.
 """
 
-import asyncio
 import logging
 import os
 import socket
@@ -43,7 +42,7 @@ def main() -> int:
 
 
 def _serve(setup: "object", sock: socket.socket) -> None:
-    from shoal.cli.loops import loop_factory
+    from shoal.cli.loops import run_loop
     from shoal.fleet.adapters.shoal import ReplicaSetup
     from shoal.server.lifecycle import ReplicaServer, signals_stop
 
@@ -67,8 +66,7 @@ def _serve(setup: "object", sock: socket.socket) -> None:
 
         set_up("shoal-engine")
     try:
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(serve())
+        run_loop(serve())
     finally:
         if setup.tracing:
             from shoal.observe.traces import shut_down

@@ -5,7 +5,6 @@ Nothing heavy is imported until the command runs: `shoal --help` must stay insta
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import sys
@@ -15,7 +14,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from shoal.cli.loops import loop_factory
+from shoal.cli.loops import chat_body, run_loop, show_example
 from shoal.cli.options import options_of, struct_of
 from shoal.cli.serve_config import given_options
 from shoal.engine.options import EngineOptions, served_names
@@ -134,14 +133,12 @@ def _run(engine: EngineOptions, server: ServerOptions, console: Console, demo_pr
 
             await replica.run(sock, ready)
 
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(main())
+    run_loop(main())
     console.print("Stopped.")
 
 
 def show_ready(console: Console, replica: ReplicaServer, url: str, server: ServerOptions, block_size: int) -> None:
     """Say where the endpoint is, what it holds, and how to ask it something."""
-    key = ' -H "Authorization: Bearer $SHOAL_API_KEY"' if server.api_key else ""
     model = replica.state.model_name
     console.print(f"[bold green]Ready[/bold green]      {url}/v1")
     console.print(f"  dashboard  {url}/")
@@ -150,7 +147,7 @@ def show_ready(console: Console, replica: ReplicaServer, url: str, server: Serve
         blocks = replica.engine.stats().kv_total_blocks
         console.print(f"  KV         {blocks * block_size:,} tokens ({blocks:,} blocks of {block_size})")
     console.print(f"  metrics    {url}/metrics   API {url}/openapi.json")
-    path, ask = "chat/completions", f'"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]'
+    path, ask = "chat/completions", chat_body(model)
     if replica.pooling is not None:
         pair = f'"model": "{model}", "query": "a fish", "documents": ["a shoal", "a car"]'
         path, ask = (
@@ -158,12 +155,7 @@ def show_ready(console: Console, replica: ReplicaServer, url: str, server: Serve
             if replica.pooling.spec.scores
             else ("embeddings", f'"model": "{model}", "input": "Hello!"')
         )
-    console.print("  try        ", end="")
-    console.print(
-        f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{{{ask}}}'",
-        soft_wrap=True,
-        markup=False,
-    )
+    show_example(console, url, ask, path, keyed=bool(server.api_key))
 
 
 def _set_up_logging(access_log: bool, *, fleet: bool = False) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from rich.console import Console
 
-from shoal.cli.loops import loop_factory
+from shoal.cli.loops import chat_body, run_loop, show_example
 from shoal.cli.serve_config import key_of, routing, with_options
 from shoal.specs.errors import SpecError
 
@@ -136,8 +135,7 @@ def _serve(
 
             await service.run(sock, ready)
 
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(main())
+    run_loop(main())
     if equipment.traces:
         from shoal.observe.traces import shut_down
 
@@ -148,7 +146,6 @@ def _serve(
 def show_ready(console: Console, service: FleetService, url: str) -> None:
     """Say where the endpoint is, who is behind it, and how to ask it something."""
     config = service.config
-    key = ' -H "Authorization: Bearer $SHOAL_API_KEY"' if config.keys else ""
     console.print(f"[bold green]Ready[/bold green]      {url}/v1")
     console.print(f"  dashboard  {url}/")
     for pool in config.pools:
@@ -165,14 +162,7 @@ def show_ready(console: Console, service: FleetService, url: str) -> None:
     logs = [replica.log_path for replica in service.supervisor.replicas if replica.log_path is not None]
     if logs:
         console.print(f"  logs       {logs[0].parent}", soft_wrap=True)
-    console.print("  try        ", end="")
-    console.print(
-        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} "
-        f'-d \'{{"model": "{config.pools[0].models[0]}", '
-        '"messages": [{"role": "user", "content": "Hello!"}]}\'',
-        soft_wrap=True,
-        markup=False,
-    )
+    show_example(console, url, chat_body(config.pools[0].models[0]), keyed=bool(config.keys))
 
 
 def show_plan(console: Console, config: FleetConfig, cores: int) -> None:
