@@ -51,7 +51,7 @@ def probe(group: Group) -> dict[str, float]:
     small, large = torch.zeros(SMALL), torch.zeros(LARGE)
 
     def agree(count: int) -> int:
-        return int(group.broadcast(torch.tensor([count]), 0).item())
+        return int(group.all_reduce(torch.tensor([count if group.index == 0 else 0])).item())
 
     def there_and_back(tensor: torch.Tensor) -> None:
         if group.index == 0:

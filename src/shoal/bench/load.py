@@ -35,10 +35,6 @@ class Turn:
     think: float = 0.0
     """Seconds between the end of the previous answer and this request."""
 
-    @property
-    def tokens(self) -> int:
-        return sum(s.tokens for s in self.new)
-
 
 @dataclass(frozen=True, slots=True)
 class Session:
@@ -61,11 +57,6 @@ class Load:
     @property
     def requests(self) -> int:
         return sum(len(s.turns) for s in self.sessions)
-
-    @property
-    def span(self) -> float:
-        """Seconds from the first arrival to the last."""
-        return self.sessions[-1].at - self.sessions[0].at if self.sessions else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,10 +81,6 @@ class TextPrompts:
             self._made[key] = await self._fitted(segment.key, tokens)
         return self._made[key]
 
-    def drop(self) -> None:
-        """Forget the texts made so far."""
-        self._made.clear()
-
     def _words(self, key: str, letters: int) -> str:
         # Every word has at least two letters and a space.
         text = " ".join(WORDS[i] for i in _drawn(self._seed, key, letters // 3 + 1, len(WORDS)))

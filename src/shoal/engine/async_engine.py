@@ -87,10 +87,6 @@ class AsyncEngine:
         stats = self._core.stats()
         return stats if self._transfers is None else self._transfers.counted(stats)
 
-    def watch(self, observer: Observer) -> None:
-        """Who is told of steps and finished requests from now on."""
-        self._core.observer = observer
-
     async def stream(self, request: EngineRequest) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of a prepared request. Closing the generator aborts it."""
         request_id = request.request_id

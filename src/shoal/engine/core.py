@@ -238,7 +238,6 @@ class EngineCore:
             if output.tokens:
                 answer.last_token_time = now
         return StepStats(
-            now=now,
             seconds=seconds,
             sequences=len(plan.sequences),
             tokens=plan.num_tokens,

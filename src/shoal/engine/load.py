@@ -1,6 +1,5 @@
 """From options to a running replica: find the model, size its memory, read its weights."""
 
-import logging
 from pathlib import Path
 
 import torch
@@ -28,8 +27,6 @@ from shoal.policy.experts import ExpertBalancer, initial_placement
 from shoal.specs import load_model_spec
 from shoal.specs.layout import Layout
 from shoal.specs.model import ModelSpec
-
-log = logging.getLogger("shoal.engine")
 
 
 def load_engine(options: EngineOptions, observer: Observer | None = None) -> tuple[EngineCore, Frontend]:

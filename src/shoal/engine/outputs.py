@@ -56,9 +56,8 @@ class RequestTimings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepStats(msgspec.Struct, frozen=True, kw_only=True):
-    """One step: when it ended, how long it took, what was in it."""
+    """One step: how long it took, what was in it."""
 
-    now: float
     seconds: float
     sequences: int
     tokens: int

@@ -217,17 +217,11 @@ class Layout:
             return [LayoutProblem("expert-width", message)]
         return []
 
-    def nearest(
-        self,
-        model: ModelSpec,
-        even_heads: bool = False,
-        quantization: QuantizationSpec | None = None,
-        limit: int = 3,
-    ) -> "list[Layout]":
+    def nearest(self, model: ModelSpec, limit: int = 3) -> "list[Layout]":
         """Up to `limit` valid layouts of the same number of devices, or failing that of the most that are fewer,
         nearest to this one first (fewest axes changed, then the smallest factor of change)."""
         for world in range(self.world, 0, -1):
-            valid = [c for c in layouts(world, model) if not c.problems(model, even_heads, quantization)]
+            valid = [c for c in layouts(world, model) if not c.problems(model)]
             if valid:
                 return sorted(valid, key=self._distance)[:limit]
         return []
@@ -239,14 +233,12 @@ class Layout:
             factor *= max(mine, theirs) / min(mine, theirs)
         return len(changed), factor, -other.tp
 
-    def validate(
-        self, model: ModelSpec, even_heads: bool = False, quantization: QuantizationSpec | None = None
-    ) -> "Layout":
+    def validate(self, model: ModelSpec) -> "Layout":
         """This layout, if it is valid for `model`; else `SpecError` with the rules broken and the nearest valid."""
-        problems = self.problems(model, even_heads, quantization)
+        problems = self.problems(model)
         if not problems:
             return self
-        nearest = " or ".join(layout.label() for layout in self.nearest(model, even_heads, quantization))
+        nearest = " or ".join(layout.label() for layout in self.nearest(model))
         advice = f"a layout that keeps this rule, nearest {nearest}" if nearest else "another model or layout"
         raise SpecError("layout", self.label(), f"{advice} ({'; '.join(p.message for p in problems)})")
 
@@ -275,7 +267,7 @@ def _divisors(value: int) -> list[int]:
     return [d for d in range(1, value + 1) if value % d == 0]
 
 
-def layouts(world: int, model: ModelSpec, context_parallel: bool = True) -> list[Layout]:
+def layouts(world: int, model: ModelSpec) -> list[Layout]:
     """Every layout of `world` devices whose axes could suit `model`, not yet checked against its rules."""
     moe = _shapes(model).moe
     found: list[Layout] = []
@@ -283,7 +275,7 @@ def layouts(world: int, model: ModelSpec, context_parallel: bool = True) -> list
         if world % (pp * tp) or pp > len(model.layers):
             continue
         rest = world // (pp * tp)
-        for cp in _divisors(rest) if context_parallel else [1]:
+        for cp in _divisors(rest):
             base = Layout(tp=tp, pp=pp, dp=rest // cp, cp=cp)
             degrees = _divisors(base.stage_ranks) if moe else [1]
             found.extend(replace(base, ep=ep) for ep in degrees)

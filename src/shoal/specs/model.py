@@ -174,7 +174,6 @@ class FfnSpec:
     intermediate: int
     """Inner width of the dense FFN, or of one routed expert."""
     activation: Activation
-    gated: bool = True
     bias: bool = False
     router: RouterSpec | None = None
     shared_intermediate: int = 0
@@ -254,7 +253,6 @@ class ModelSpec:
     embedding_scale: float = 1.0
     """Embeddings are multiplied by this (Gemma: sqrt(hidden), rounded to the compute dtype)."""
     final_softcap: float | None = None
-    logit_scale: float = 1.0
     quantization: QuantizationSpec | None = None
     mtp: MtpSpec | None = None
     residual_streams: int = 1

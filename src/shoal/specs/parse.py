@@ -12,8 +12,6 @@ from shoal.specs.families import BY_ARCHITECTURE, BY_MODEL_TYPE, Parser
 from shoal.specs.fields import Fields
 from shoal.specs.model import ModelSpec
 
-_CONFIG = "config.json"
-
 
 def parse_config(config: Mapping[str, object], name: str) -> ModelSpec:
     """The model a config.json describes.

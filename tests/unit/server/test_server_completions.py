@@ -167,7 +167,7 @@ def test_an_aborted_request_is_not_a_fast_one(serve: Callable[..., Served], reas
 def test_metrics(serve: Callable[..., Served]) -> None:
     served = serve()
     metrics = served.state.metrics
-    metrics.on_step(StepStats(now=1, seconds=0.02, sequences=3, tokens=40, inter_token=(0.01, 0.03)))
+    metrics.on_step(StepStats(seconds=0.02, sequences=3, tokens=40, inter_token=(0.01, 0.03)))
     metrics.on_finished(
         RequestTimings(
             request_id="r",

@@ -46,8 +46,6 @@ class _Part:
 class Dispatched:
     """A step's rows, on their way to experts."""
 
-    choices: int
-    """Of this rank."""
     parts: list[_Part]
 
 
@@ -111,7 +109,7 @@ class ExpertExchange:
             work = self.ep.start_all_to_all(rows, [sum(slots) for slots in here])
             parts.append(_Part(order, sent, here, work))
             start += len(piece)
-        return Dispatched(len(homes), parts)
+        return Dispatched(parts)
 
     def combine(self, dispatched: Dispatched, experts: Experts) -> Tensor:
         """Compute what came, and fetch what others computed: [T · k, H] as of `__call__`."""

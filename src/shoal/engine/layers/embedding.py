@@ -56,7 +56,7 @@ class Embedding(nn.Module):
 class Head(nn.Module):
     """hidden [R, H] -> logits [R, V] in fp32 on the first rank of `tp`; on others, the columns that they hold.
 
-    The model's scale and soft cap (by tanh) are applied in the compute dtype. Its weight may be the embedding's.
+    The model's soft cap (by tanh) is applied in the compute dtype. Its weight may be the embedding's.
     """
 
     def __init__(
@@ -64,7 +64,6 @@ class Head(nn.Module):
     ) -> None:
         super().__init__()
         self.tp = tp
-        self.scale = spec.logit_scale
         self.softcap = spec.final_softcap
         self.parts = split(spec.vocab, tp.size)
         self.rows = Span(spec.vocab, self.parts[tp.index])
@@ -77,8 +76,6 @@ class Head(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         logits = multiply(hidden, self.weight)
-        if self.scale != 1.0:
-            logits = logits * self.scale
         if self.softcap is not None:
             logits = torch.tanh(logits / self.softcap) * self.softcap
         return (self._gathered(logits) if len(logits) else logits.new_empty(0, self.rows.whole)).float()

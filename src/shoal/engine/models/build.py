@@ -61,8 +61,6 @@ def _missing(layer: LayerSpec) -> Iterator[str]:
         yield "a sparse-attention indexer"
     if ffn.kind == "moe":
         yield from _missing_of_experts(ffn)
-    if not ffn.gated:
-        yield "an FFN without a gate"
     if ffn.activation not in ("silu", "gelu", "gelu_tanh", *(["swiglu_oai"] if ffn.kind == "moe" else [])):
         yield f"the activation {ffn.activation!r}"
 

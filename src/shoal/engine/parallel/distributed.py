@@ -1,6 +1,6 @@
 """Groups through torch.distributed: Gloo for CPUs of several hosts, NCCL for GPUs.
 
-Gloo's and NCCL's own all-reduces add up in an order of their choice. With `exact` (the default) an all-reduce is
+Gloo's and NCCL's own all-reduces add up in an order of their choice. An all-reduce here is
 an all-gather and a sum in the order of the ranks, so that results are those of shared memory, bit for bit, at the
 price of n/2 times the bytes for n ranks.
 """
@@ -70,7 +70,6 @@ class TorchGroup:
         group: dist.ProcessGroup,
         traffic: TrafficCounters,
         device: torch.device,
-        exact: bool = True,
     ) -> None:
         self.axis = axis
         self.ranks = tuple(ranks)
@@ -81,20 +80,16 @@ class TorchGroup:
         self._group: dist.ProcessGroup | None = group
         self._traffic = traffic
         self._device = device
-        self._exact = exact
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         tensor = tensor.contiguous()
-        if self._exact:
-            parts = [torch.empty_like(tensor) for _ in self.ranks]
-            self._run("all_reduce", lambda: dist.all_gather(parts, tensor, group=self._group))
-            wide = torch.float32 if tensor.dtype in (torch.bfloat16, torch.float16) else tensor.dtype
-            total = parts[0].to(wide)
-            for part in parts[1:]:
-                total += part.to(wide)
-            tensor.copy_(total)
-        else:
-            self._run("all_reduce", lambda: dist.all_reduce(tensor, group=self._group))
+        parts = [torch.empty_like(tensor) for _ in self.ranks]
+        self._run("all_reduce", lambda: dist.all_gather(parts, tensor, group=self._group))
+        wide = torch.float32 if tensor.dtype in (torch.bfloat16, torch.float16) else tensor.dtype
+        total = parts[0].to(wide)
+        for part in parts[1:]:
+            total += part.to(wide)
+        tensor.copy_(total)
         self._traffic.add(self.axis, "all_reduce", tensor.nbytes)
         return tensor
 
@@ -143,12 +138,6 @@ class TorchGroup:
                 self._run("all_to_all", work.wait)
 
         return _AsyncWork(wait, packed, out, arriving)
-
-    def broadcast(self, tensor: Tensor, src: int) -> Tensor:
-        tensor = tensor.contiguous()
-        self._run("broadcast", lambda: dist.broadcast(tensor, self.ranks[src], group=self._group))
-        self._traffic.add(self.axis, "broadcast", tensor.nbytes if src == self.index else 0)
-        return tensor
 
     def send(self, tensor: Tensor, dst: int) -> None:
         tensor = tensor.contiguous()

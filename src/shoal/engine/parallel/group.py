@@ -107,10 +107,6 @@ class Group(Protocol):
         """
         ...
 
-    def broadcast(self, tensor: Tensor, src: int) -> Tensor:
-        """`tensor` of index `src`; others pass one of the same shape and dtype, which is overwritten."""
-        ...
-
     def send(self, tensor: Tensor, dst: int) -> None:
         """Point to point, in order. May return before the receiver has it; never depends on another sender."""
         ...
@@ -162,9 +158,6 @@ class SoloGroup:
 
     def start_all_to_all(self, tensors: Sequence[Tensor], arriving: Sequence[int]) -> Work:
         return CompletedWork(list(tensors))
-
-    def broadcast(self, tensor: Tensor, src: int) -> Tensor:
-        return tensor
 
     def send(self, tensor: Tensor, dst: int) -> None:
         raise ValueError(f"rank {self.ranks[0]} is alone on {self.axis}; there is nobody to send to")

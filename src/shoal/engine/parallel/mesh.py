@@ -63,10 +63,6 @@ class Mesh:
         return self.group("cp")
 
     @property
-    def dp(self) -> Group:
-        return self.group("dp")
-
-    @property
     def ep(self) -> Group:
         """Index i holds expert group i."""
         return self.group("ep")

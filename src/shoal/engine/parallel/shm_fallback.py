@@ -71,15 +71,14 @@ class PythonTransport:
             total += part.to(wide)
         torch.from_numpy(out).view(dtype).copy_(total)
 
-    def all_gather(self, tensor: Tensor, outs: Sequence[Tensor | None], sizes: Sequence[int]) -> int:
-        data = _bytes(tensor)
-        targets = [None if out is None else _bytes(out) for out in outs]
+    def all_gather(self, tensor: Tensor, outs: Sequence[Tensor], sizes: Sequence[int]) -> int:
+        data, targets = _bytes(tensor), [_bytes(out) for out in outs]
         for start, end in self._pieces(max(sizes)):
             if (missing := self._publish(data[: sizes[self._index]][start:end])) >= 0:
                 return missing
             for rank, target in enumerate(targets):
                 length = min(end, sizes[rank]) - start
-                if target is not None and length > 0:
+                if length > 0:
                     source = data[start:] if rank == self._index else self._slot(rank, self._round - 1)
                     target[start : start + length] = source[:length]
         return -1

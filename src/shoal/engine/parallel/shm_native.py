@@ -128,7 +128,7 @@ class NativeTransport:
         kind = KINDS[tensor.dtype]
         return int(self._library.shoal_all_reduce(self._at, tensor.data_ptr(), tensor.nbytes, kind))
 
-    def all_gather(self, tensor: Tensor, outs: Sequence[Tensor | None], sizes: Sequence[int]) -> int:
+    def all_gather(self, tensor: Tensor, outs: Sequence[Tensor], sizes: Sequence[int]) -> int:
         return int(
             self._library.shoal_all_gather(
                 self._at, tensor.data_ptr(), self._pointers(outs), (ctypes.c_uint64 * self._ranks)(*sizes)
@@ -151,5 +151,5 @@ class NativeTransport:
     def recv(self, tensor: Tensor, source: int) -> int:
         return int(self._library.shoal_recv(self._at, tensor.data_ptr(), tensor.nbytes, source))
 
-    def _pointers(self, tensors: Sequence[Tensor | None]) -> "ctypes.Array[ctypes.c_void_p]":
-        return (ctypes.c_void_p * self._ranks)(*(None if t is None else t.data_ptr() for t in tensors))
+    def _pointers(self, tensors: Sequence[Tensor]) -> "ctypes.Array[ctypes.c_void_p]":
+        return (ctypes.c_void_p * self._ranks)(*(t.data_ptr() for t in tensors))

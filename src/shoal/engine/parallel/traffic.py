@@ -14,7 +14,7 @@ class Volume(msgspec.Struct, frozen=True, kw_only=True):
 
     axis: str
     operation: str
-    """`all_reduce`, `all_gather`, `all_to_all`, `broadcast`, `send` or `barrier`."""
+    """`all_reduce`, `all_gather`, `all_to_all`, `send` or `barrier`."""
     messages: int
     bytes: int
     """Bytes of the tensors handed in."""

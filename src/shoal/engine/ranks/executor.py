@@ -60,7 +60,6 @@ class _Tally:
     steps: int = 0
     seconds: float = 0.0
     waited: float = 0.0
-    last: float = 0.0
 
 
 @dataclass(slots=True)
@@ -253,7 +252,6 @@ class ProcessExecutor:
         tally.steps += 1
         tally.seconds += done.seconds
         tally.waited += done.waited
-        tally.last = done.seconds
         ticket = self._tickets.get(done.ticket)
         if ticket is None:  # closed meanwhile
             return
@@ -291,7 +289,7 @@ class ProcessExecutor:
         """Step times by rank."""
         with self._lock:
             return tuple(
-                RankStats(rank, self._names[rank], t.steps, t.seconds, t.waited, t.last)
+                RankStats(rank, self._names[rank], t.steps, t.seconds, t.waited)
                 for rank, t in enumerate(self._tallies)
             )
 

@@ -15,7 +15,6 @@ class RankStats:
     """From command to end, summed."""
     waited: float
     """Of these, spent waiting for other ranks."""
-    last: float
 
 
 def waiting_share(ranks: Sequence[RankStats]) -> float | None:

@@ -40,7 +40,6 @@ def validate_params(
     vocab_size: int,
     max_model_len: int,
     prompt_length: int | None = None,
-    max_logprobs: int = MAX_LOGPROBS,
     guided: GuidedValidator | None = None,
 ) -> None:
     """Raises `InvalidParameter` naming the first field out of its range, its value, and what would be accepted.
@@ -60,7 +59,7 @@ def validate_params(
         _integer("seed", params.seed, -_INT64, _INT64 - 1)
     for name in ("logprobs", "prompt_logprobs"):
         if (value := getattr(params, name)) is not None:
-            _integer(name, value, 0, min(max_logprobs, vocab_size))
+            _integer(name, value, 0, min(MAX_LOGPROBS, vocab_size))
     for name in (
         "include_stop_str_in_output",
         "ignore_eos",

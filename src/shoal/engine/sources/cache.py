@@ -85,7 +85,7 @@ def cache_root(cache_dir: Path | None = None) -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "shoal" / "models"
 
 
-def sha256_of(path: Path, progress: Progress = silent, label: str = "") -> str:
+def sha256_of(path: Path, progress: Progress = silent) -> str:
     """The sha256 of a file, as hex."""
     digest = hashlib.sha256()
     total, done = path.stat().st_size, 0
@@ -93,7 +93,7 @@ def sha256_of(path: Path, progress: Progress = silent, label: str = "") -> str:
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
             done += len(chunk)
-            progress(Transferred(label or f"checking {path.name}", done, total))
+            progress(Transferred(f"checking {path.name}", done, total))
     return digest.hexdigest()
 
 

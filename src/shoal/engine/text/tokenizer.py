@@ -127,14 +127,13 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
-        template: str | None = None,
         continue_final_message: bool = False,
     ) -> str:
-        """A conversation as prompt text; `template` replaces the model's own. Raises `ChatTemplateError`.
+        """A conversation as prompt text. Raises `ChatTemplateError`.
 
         `continue_final_message`: the text ends where the last message's content does, and no turn is begun.
         """
-        source = template or self._template(has_tools=bool(tools))
+        source = self._template(has_tools=bool(tools))
         if source is None:
             raise ChatTemplateError(
                 "the model has no chat template: use /v1/completions, or start the server with a chat template"

@@ -53,12 +53,10 @@ class Defaults:
     max_position: int = 2048
 
 
-def read_heads(
-    fields: Fields, *, kv_heads: int | None = None, head_dim: int | None = None, hidden: int | None = None
-) -> Heads:
+def read_heads(fields: Fields, *, kv_heads: int | None = None, head_dim: int | None = None) -> Heads:
     """Heads of a grouped-query layer; `kv_heads` and `head_dim` are the family's defaults (None: as many as heads,
     and hidden / heads)."""
-    hidden = fields.size("hidden_size") if hidden is None else hidden
+    hidden = fields.size("hidden_size")
     heads = fields.size("num_attention_heads")
     kv = fields.size("num_key_value_heads", default=heads if kv_heads is None else kv_heads)
     if heads % kv:
@@ -90,8 +88,8 @@ def gqa(heads: Heads, *, bias: bool = False, **changes: Any) -> AttentionSpec:
     return AttentionSpec(**{**base, **changes})
 
 
-def read_activation(fields: Fields, default: str = "silu", key: str = "hidden_act") -> Activation:
-    return fields.choice(key, "hidden_activation", options=ACTIVATIONS, default=default)
+def read_activation(fields: Fields, default: str = "silu") -> Activation:
+    return fields.choice("hidden_act", "hidden_activation", options=ACTIVATIONS, default=default)
 
 
 def dense_ffn(

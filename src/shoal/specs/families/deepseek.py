@@ -113,9 +113,9 @@ def _deepseek(
     return assemble(fields, layers, defaults, architecture=architecture, outer=outer, mtp=mtp)
 
 
-def read_sigmoid_router(fields: Fields, *, groups: int, experts: int = 256) -> RouterSpec:
+def read_sigmoid_router(fields: Fields, *, groups: int) -> RouterSpec:
     """DeepSeek-V3's router: sigmoid scores, groups scored by their best two, a bias for choosing only."""
-    count = fields.size("n_routed_experts", "num_local_experts", "num_experts", default=experts)
+    count = fields.size("n_routed_experts", "num_local_experts", "num_experts", default=256)
     in_groups = fields.size("n_group", "num_expert_group", default=groups)
     if count % in_groups:
         raise fields.error("n_group", in_groups, f"a divisor of the number of experts ({count})")
