@@ -59,7 +59,9 @@ async def test_lengths_are_exact_and_pinned(tiny: Running) -> None:
         load = at_times(made_up(SHAPE, 12, 0), "poisson", 60, 0)
         done = await Runner(target, RunOptions(salt="lengths")).run(load)
     assert [r.error for r in done.records if not r.ok] == []
-    assert [r.prompt_tokens for r in done.records] == [sum(part.tokens for part in s.turns[0].new) for s in load.sessions]
+    assert [r.prompt_tokens for r in done.records] == [
+        sum(part.tokens for part in s.turns[0].new) for s in load.sessions
+    ]
     assert {r.output_tokens for r in done.records} == {6}
     assert {r.cached_tokens for r in done.records} == {0}
 

@@ -8,8 +8,8 @@ from starlette.types import ASGIApp, Scope
 from shoal import __version__
 from shoal.fleet.gateway import Gateway, RequestRecord
 from shoal.fleet.gateway.pages import Page
-from shoal.fleet.managed import ManagedReplica, ReplicaPhase
 from shoal.fleet.gateway.record import Observer
+from shoal.fleet.managed import ManagedReplica, ReplicaPhase
 from shoal.fleet.registry import Replica
 from shoal.fleet.service import FleetService
 from shoal.observe.dashboard import HTML, page

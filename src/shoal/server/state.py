@@ -113,7 +113,7 @@ class ServerState:
     def max_prompt_bytes(self) -> int | None:
         """Bytes of text that can fit a context at the most; None: not known."""
         limit, engine = self.max_model_len, self._engine
-        each = engine.tokenizer.max_token_bytes if engine is not None else None
+        each = engine.frontend.tokenizer.max_token_bytes if engine is not None else None
         return limit * each if limit is not None and each is not None else None
 
     def check_model(self, name: str | None) -> None:
