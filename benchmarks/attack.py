@@ -16,7 +16,6 @@ import json
 import multiprocessing
 import shlex
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -28,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from machine import append, describe
-from peers.engines import free_port, stop, wait_for
+from peers.engines import shoal_server
 
 MB = 10**6
 IDLE_CONNECTIONS = 1000
@@ -170,18 +169,9 @@ def measure(port: int, model: str, names: list[str], idle: bool, rounds: int, to
 
 @contextlib.contextmanager
 def serving(model: str, replicas: int, log: Path) -> Iterator[int]:
-    port = free_port()
-    command = [sys.executable, "-m", "shoal.cli", "serve", model, "--port", str(port), "--threads", "1"]
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            [*command, "--replicas", str(replicas)], stdout=out, stderr=out, start_new_session=True
-        )
-    try:
-        wait_for(f"http://127.0.0.1:{port}/ready", process, 180, log)
+    with shoal_server(model, "--threads", "1", "--replicas", str(replicas), log=log, seconds=180) as port:
         gaps_of_stream(port, model, 50)
         yield port
-    finally:
-        stop(process)
 
 
 def main() -> None:

@@ -4,10 +4,13 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
+
+from shoal.bench.stats import ratio_estimate
 
 FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile")
 
@@ -64,3 +67,12 @@ def append(path: Path, title: str, facts: list[tuple[str, str]], body: str) -> N
     lines = [f"\n### {title}\n", *(f"- {name}: {value}" for name, value in facts), "", body.rstrip(), ""]
     with path.open("a", encoding="utf-8") as file:
         file.write("\n".join(lines))
+
+
+def ratio(own: Sequence[float], other: Sequence[float]) -> str:
+    """The mean ratio of paired figures with its 95 % interval; a dash without pairs."""
+    pairs = [a / b for a, b in zip(own, other, strict=False)]
+    if not pairs:
+        return "–"
+    e = ratio_estimate(pairs)
+    return f"{e.value:.2f}" + ("" if e.low is None else f" [{e.low:.2f}, {e.high:.2f}]")

@@ -19,8 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from machine import append, describe
-from shoal.bench.stats import ratio_estimate
+from machine import append, describe, ratio
 from wire.seats import Run, Seat, SeatFailed, command
 
 ONE = "one rank, 2 threads"
@@ -73,14 +72,6 @@ def measure(seats: Mapping[str, Seat], asked: argparse.Namespace, streams: Seque
                         flush=True,
                     )
     return cells
-
-
-def ratio(mine: Sequence[float], base: Sequence[float]) -> str:
-    pairs = [a / b for a, b in zip(mine, base, strict=False)]
-    if not pairs:
-        return "–"
-    e = ratio_estimate(pairs)
-    return f"{e.value:.2f}" + ("" if e.low is None else f" [{e.low:.2f}, {e.high:.2f}]")
 
 
 def rates(cells: Cells, streams: Sequence[int]) -> str:

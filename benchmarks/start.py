@@ -11,7 +11,6 @@ import asyncio
 import os
 import shlex
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from machine import append, describe
-from peers.engines import Absent, free_port, stop, wait_for
+from peers.engines import Absent, shoal_server
 from shoal.bench.stats import mean_estimate
 from shoal.bench.target import Target, TargetOptions
 
@@ -36,17 +35,10 @@ async def first_token(url: str, started: float) -> float:
 
 def once(model: str, log: Path, threads: int) -> tuple[float, float]:
     """(seconds to ready, seconds to the first token) of one start."""
-    port = free_port()
-    command = [sys.executable, "-m", "shoal.cli", "serve", model, "--port", str(port), "--threads", str(threads)]
-    with log.open("w") as out:
-        started = time.perf_counter()
-        process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
-    try:
-        wait_for(f"http://127.0.0.1:{port}/ready", process, 120, log)
+    started = time.perf_counter()
+    with shoal_server(model, "--threads", str(threads), log=log, seconds=120) as port:
         ready = time.perf_counter() - started
         return ready, asyncio.run(first_token(f"http://127.0.0.1:{port}", started))
-    finally:
-        stop(process)
 
 
 def main() -> None:

@@ -28,14 +28,13 @@ from pathlib import Path
 
 import numpy as np
 
-from machine import append, describe
+from machine import append, describe, ratio
 from peers.convert import as_q8_0, as_safetensors, as_w8a8
 from peers.engines import KINDS, WEIGHTS, Absent, Kind, Offline, Served, Setting, program, scheme
 from peers.shapes import SHAPES, as_gguf, as_mixtral
 from shoal.bench.lengths import LengthDraw
 from shoal.bench.load import Shape, at_times, made_up
 from shoal.bench.run import Runner, RunOptions
-from shoal.bench.stats import ratio_estimate
 from shoal.bench.target import Target, TargetOptions
 
 VOCABULARY = 49_000
@@ -166,14 +165,6 @@ def markdown(table: Table, streams: Sequence[int]) -> str:
 def _rows(names: Sequence[str], cells: dict[int, list[str]]) -> list[str]:
     head = [f"| streams | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
     return head + [f"| {count} | {' | '.join(row)} |" for count, row in cells.items()]
-
-
-def ratio(own: Sequence[float], other: Sequence[float]) -> str:
-    pairs = [a / b for a, b in zip(own, other, strict=False)]
-    if not pairs:
-        return "–"
-    e = ratio_estimate(pairs)
-    return f"{e.value:.2f}" + ("" if e.low is None else f" [{e.low:.2f}, {e.high:.2f}]")
 
 
 def options() -> argparse.Namespace:

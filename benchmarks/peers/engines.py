@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -218,6 +218,20 @@ class Served:
 
     def close(self) -> None:
         stop(self._process)
+
+
+@contextlib.contextmanager
+def shoal_server(model: str, *options: str, log: Path, seconds: float) -> Iterator[int]:
+    """`shoal serve` on a free port, which is given once it is ready; stopped at the end."""
+    port = free_port()
+    command = [sys.executable, "-m", "shoal.cli", "serve", model, "--port", str(port), *options]
+    with log.open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
+    try:
+        wait_for(f"http://127.0.0.1:{port}/ready", process, seconds, log)
+        yield port
+    finally:
+        stop(process)
 
 
 def wait_for(url: str, process: "subprocess.Popen[Any]", seconds: float, log: Path) -> None:

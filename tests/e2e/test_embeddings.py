@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from e2ekit import Running, eventually, running, serve_process
+from e2ekit import JSON, Running, eventually, running, serve_process
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -214,15 +214,6 @@ def test_a_fleet_passes_them_on(tmp_path: Path) -> None:
         assert client.post("/v1/embeddings", json={"model": "scores", "input": "w5"}).status_code == 400
 
 
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=9),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
-    max_leaves=6,
-)
 FIELDS = {
     "input": JSON | st.lists(st.integers(0, 200), max_size=60) | st.lists(st.text(max_size=60), max_size=5),
     "encoding_format": st.sampled_from(["float", "base64", "int8", None]),

@@ -4,7 +4,7 @@ from typing import Any
 
 import httpx
 import pytest
-from e2ekit import Running
+from e2ekit import JSON, Running
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -14,15 +14,6 @@ SETTINGS = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=9),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
-    max_leaves=6,
-)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 MESSAGE = st.fixed_dictionaries(
     {"role": st.sampled_from(["system", "user", "assistant", "tool"]), "content": TEXT | st.none()},

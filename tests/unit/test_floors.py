@@ -1,6 +1,7 @@
 """The house rules that a reader can't check by eye: who imports whom, what stays pure, how long a file may be."""
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,8 @@ class Import:
     line: int
     checking_only: bool
     """Under `if TYPE_CHECKING:`: never executed."""
+    names: tuple[str, ...] = ()
+    """What is taken from the module."""
 
 
 def sources() -> list[Path]:
@@ -75,7 +78,7 @@ def imports(path: Path) -> Iterator[Import]:
             # `from shoal import engine` imports the module `shoal.engine`.
             for name in node.names if module == "shoal" else []:
                 yield Import(f"shoal.{name.name}", node.lineno, id(node) in checking)
-            yield Import(module, node.lineno, id(node) in checking)
+            yield Import(module, node.lineno, id(node) in checking, tuple(name.name for name in node.names))
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "__import__"):
             argument = node.args[0] if node.args else None
             if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
@@ -88,12 +91,9 @@ def module_of(path: Path) -> str:
 
 
 def imported_names(path: Path) -> Iterator[str]:
-    """Dotted names that a file imports: modules, and what is taken from them."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield from (f"{node.module}.{name.name}" for name in node.names)
+    """Dotted names that a file imports: modules, or what is taken from them."""
+    for found in imports(path):
+        yield from (f"{found.module}.{name}" for name in found.names) if found.names else [found.module]
 
 
 def known(name: str, modules: dict[str, Path]) -> str | None:
@@ -202,6 +202,12 @@ def test_files_are_short() -> None:
         if (n := len(p.read_text().splitlines())) > LONGEST_FILE_LINES
     }
     assert not long, f"over {LONGEST_FILE_LINES} lines: {long}"
+
+
+def test_no_two_test_files_have_the_same_name() -> None:
+    """pytest imports them by name: of two, one would shadow the other's module."""
+    names = Counter(path.name for path in Path(__file__).parents[1].rglob("*.py") if path.name != "conftest.py")
+    assert [name for name, count in names.items() if count > 1 and name != "__init__.py"] == []
 
 
 def test_every_module_says_what_it_is() -> None:

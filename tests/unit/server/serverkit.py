@@ -5,9 +5,11 @@ request the server forgets to close shows.
 """
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from threading import Thread
+from typing import Any
 
 import httpx
 import tokenizers
@@ -214,3 +216,19 @@ def eventually(condition: Callable[[], bool], what: str, seconds: float = 10.0) 
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
         time.sleep(0.005)
+
+
+def prompt_of(served: Served, place: int = -1) -> str:
+    """The text of a prompt that the engine saw: of the last one, or the one at `place`."""
+    return str(served.engine.tokenizer.decode(served.engine.seen[place][0]))
+
+
+def named_events(response: httpx.Response) -> list[dict[str, Any]]:
+    """The events of a stream, each checked to have an `event:` line that repeats its type."""
+    found = []
+    for block in response.text.split("\n\n")[:-1]:
+        named, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert named == f"event: {event['type']}"
+        found.append(event)
+    return found

@@ -8,7 +8,7 @@ import pytest
 from openai import OpenAI
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_params
-from serverkit import Served
+from serverkit import Served, prompt_of
 
 ASK: dict[str, Any] = {"model": "script", "messages": [{"role": "user", "content": "Hi"}]}
 WEATHER: dict[str, Any] = {
@@ -24,10 +24,6 @@ def post(served: Served, body: dict[str, Any], path: str = "/v1/chat/completions
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
     return answer
-
-
-def prompt_of(served: Served) -> str:
-    return served.engine.tokenizer.decode(served.engine.seen[-1][0])
 
 
 def test_a_tool_loop_as_litellm_sends_it(served: Served) -> None:

@@ -8,7 +8,7 @@ import anthropic
 import httpx
 import pytest
 from anthropic import Anthropic
-from serverkit import Served, eventually
+from serverkit import Served, eventually, named_events, prompt_of
 
 WEATHER: Any = {
     "name": "weather",
@@ -25,24 +25,9 @@ def claude(served: Served) -> Iterator[Anthropic]:
         yield client
 
 
-def events(response: httpx.Response) -> list[dict[str, Any]]:
-    """The events of a stream, each checked to have an `event:` line that repeats its type."""
-    found = []
-    for block in response.text.split("\n\n")[:-1]:
-        named, data = block.split("\n")
-        event = json.loads(data.removeprefix("data: "))
-        assert named == f"event: {event['type']}"
-        found.append(event)
-    return found
-
-
 def post(served: Served, **body: Any) -> httpx.Response:
     with served.client() as client:
         return client.post("/v1/messages?beta=true", json={**ASK, **body})
-
-
-def prompt_of(served: Served, place: int = -1) -> str:
-    return str(served.engine.tokenizer.decode(served.engine.seen[place][0]))
 
 
 def test_whole_answer(claude: Anthropic, served: Served) -> None:
@@ -59,7 +44,7 @@ def test_whole_answer(claude: Anthropic, served: Served) -> None:
 
 
 def test_every_event_of_a_stream(served: Served) -> None:
-    found = events(post(served, stream=True))
+    found = named_events(post(served, stream=True))
     deltas = [event for event in found if event["type"] == "content_block_delta"]
     assert [event["type"] for event in found] == [
         "message_start",
@@ -211,7 +196,7 @@ def test_calls_of_the_model_stream_as_blocks(served: Served, claude: Anthropic) 
     assert final.stop_reason == "tool_use"
     assert [block.type for block in final.content] == ["text", "tool_use", "tool_use"]
     assert [block.to_dict().get("input") for block in final.content[1:]] == [{"city": "Paris"}, {"city": "Rome"}]
-    found = events(post(served, tools=[WEATHER], stream=True))
+    found = named_events(post(served, tools=[WEATHER], stream=True))
     starts = [event["content_block"] for event in found if event["type"] == "content_block_start"]
     assert [block.get("input") for block in starts] == [None, {}, {}]
     whole = post(served, tools=[WEATHER]).json()
@@ -245,7 +230,7 @@ def test_claude_code_request_is_taken_whole(served: Served) -> None:
         "temperature": 1,
         "stream": True,
     }
-    assert events(post(served, **body))[-1]["type"] == "message_stop"
+    assert named_events(post(served, **body))[-1]["type"] == "message_stop"
 
 
 def test_structured_output(served: Served) -> None:
@@ -340,7 +325,7 @@ def test_either_header_may_hold_the_key(serve: Callable[..., Served]) -> None:
 
 def test_a_failure_within_a_stream_is_an_event(served: Served, claude: Anthropic) -> None:
     served.engine.finish_reason, served.engine.error = "error", "out of luck"
-    found = events(post(served, stream=True))
+    found = named_events(post(served, stream=True))
     assert found[-1]["type"] == "error"
     assert found[-1]["error"] == {"type": "api_error", "message": "out of luck"}
     with pytest.raises(anthropic.APIStatusError, match="out of luck"), claude.messages.stream(**ASK) as stream:

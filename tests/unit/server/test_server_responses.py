@@ -8,7 +8,7 @@ import httpx
 import pytest
 from openai import APIError, AuthenticationError, BadRequestError, NotFoundError, OpenAI
 from pydantic import BaseModel
-from serverkit import Served, eventually
+from serverkit import Served, eventually, named_events, prompt_of
 
 WEATHER: Any = {
     "type": "function",
@@ -34,13 +34,7 @@ def openai(served: Served) -> Iterator[OpenAI]:
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:
-    """The events of a stream, each checked to have an `event:` line that repeats its type."""
-    found = []
-    for block in response.text.split("\n\n")[:-1]:
-        named, data = block.split("\n")
-        event = json.loads(data.removeprefix("data: "))
-        assert named == f"event: {event['type']}"
-        found.append(event)
+    found = named_events(response)
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     return found
 
@@ -48,10 +42,6 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
 def post(served: Served, **body: Any) -> httpx.Response:
     with served.client() as client:
         return client.post("/v1/responses", json={"model": "script", **body})
-
-
-def prompt_of(served: Served, place: int = -1) -> str:
-    return str(served.engine.tokenizer.decode(served.engine.seen[place][0]))
 
 
 def test_whole_answer(openai: OpenAI, served: Served) -> None:

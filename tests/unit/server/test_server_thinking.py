@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from anthropic import Anthropic
 from openai import OpenAI
-from serverkit import Served
+from serverkit import Served, prompt_of
 from test_server_reasoning import TEMPLATES, tokenizer_with
 
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
@@ -21,10 +21,6 @@ def thinking(served: Served, monkeypatch: pytest.MonkeyPatch) -> Served:
     monkeypatch.setattr(served.engine, "tokenizer", tokenizer)
     served.engine.answer = ANSWER
     return served
-
-
-def prompt_of(served: Served) -> str:
-    return str(served.engine.tokenizer.decode(served.engine.seen[-1][0]))
 
 
 def test_responses(thinking: Served) -> None:
