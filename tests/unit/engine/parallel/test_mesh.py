@@ -105,7 +105,7 @@ def test_a_mesh_of_one_has_groups_that_do_nothing() -> None:
     mesh = Mesh.single()
     payload = object()
     for axis in ("tp", "pp", "cp", "dp", "ep", "etp", "world"):
-        group = getattr(mesh, axis)
+        group = mesh.group(axis)
         assert (group.size, group.index, group.ranks) == (1, 0, (0,))
         assert group.all_reduce(payload) is payload
     assert mesh.traffic.snapshot() == ()
