@@ -33,8 +33,7 @@ from shoal.engine.models.decoder import CausalLM
 from shoal.engine.models.quantize import quantize_model
 from shoal.engine.options import EngineOptions
 from shoal.engine.parallel.mesh import Mesh
-from shoal.engine.quality import Quality, Scorer, compare, summarize, windows_of
-from shoal.engine.quality_text import passages
+from shoal.engine.quality import Quality, Scorer, compare, passages, summarize, windows_of
 from shoal.engine.ranks.load import LoadedRank, load_worker
 from shoal.engine.sources import resolve_model
 from shoal.engine.text.tokenizer import load_tokenizer

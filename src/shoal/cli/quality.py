@@ -50,8 +50,7 @@ def quality(
     import torch
 
     from shoal.engine.machine import usable_cores
-    from shoal.engine.quality import Bounds, measure
-    from shoal.engine.quality_text import passages
+    from shoal.engine.quality import Bounds, measure, passages
 
     engine = struct_of(EngineOptions, options, model=model)
     engine.validate()

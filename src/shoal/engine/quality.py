@@ -10,6 +10,7 @@ Both run over the same windows of tokens. At every position but a window's last:
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 
 import msgspec
 import torch
@@ -186,6 +187,15 @@ def _perplexity(loss: Tensor) -> float:
 def _quantile(ordered: Tensor, share: float) -> float:
     """The smallest number that at least this share of them is not above."""
     return float(ordered[max(0, math.ceil(share * len(ordered)) - 1)])
+
+
+def passages() -> tuple[str, ...]:
+    """English prose in the public domain, for where no other text is given.
+
+    The passages were quoted from memory, so that a word may differ from one edition or another.
+    """
+    text = files("shoal.engine").joinpath("passages.json").read_bytes()
+    return tuple(msgspec.json.decode(text, type=dict[str, str]).values())
 
 
 def windows_of(

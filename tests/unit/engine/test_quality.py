@@ -1,12 +1,13 @@
 """Figures of quality from distributions that are known, and the gate on them."""
 
+import json
 import math
+from importlib.resources import files
 
 import pytest
 import torch
 
-from shoal.engine.quality import Bounds, Positions, Quality, summarize
-from shoal.engine.quality_text import PASSAGES, passages
+from shoal.engine.quality import Bounds, Positions, Quality, passages, summarize
 
 
 def positions(kl: list[float], loss: list[float], reference: list[float], same: list[bool]) -> Positions:
@@ -54,4 +55,5 @@ def test_numbers_that_are_none_break_every_bound() -> None:
 def test_the_built_in_text_is_prose_of_some_length() -> None:
     assert sum(map(len, passages())) > 10_000
     assert all("\n" not in text and len(text) > 500 for text in passages())
-    assert all("(1" in name for name in PASSAGES), "each says what it is from, and when"
+    named = json.loads(files("shoal.engine").joinpath("passages.json").read_bytes())
+    assert all("(1" in name for name in named), "each says what it is from, and when"

@@ -89,17 +89,11 @@ def _lengths(params: SamplingParams, max_model_len: int, prompt_length: int | No
 
 
 def _stops(params: SamplingParams, vocab_size: int) -> None:
-    stops = params.stop
-    if not isinstance(stops, tuple) or len(stops) > MAX_STOPS:
-        raise InvalidParameter("stop", stops, f"at most {MAX_STOPS} strings")
-    for stop in stops:
-        if not isinstance(stop, str) or not 1 <= len(stop) <= MAX_STOP_CHARS:
-            raise InvalidParameter("stop", stop, f"strings of 1 to {MAX_STOP_CHARS} characters")
+    _strings("stop", params.stop, MAX_STOPS)
     ids = params.stop_token_ids
     if not isinstance(ids, tuple) or len(ids) > MAX_STOP_IDS:
         raise InvalidParameter("stop_token_ids", ids, f"a list of at most {MAX_STOP_IDS} token ids")
-    for token in ids:
-        _integer("stop_token_ids", token, 0, vocab_size - 1, "token ids: ")
+    validate_token_ids("stop_token_ids", ids, vocab_size)
 
 
 def _logit_bias(bias: Any, vocab_size: int) -> None:
@@ -118,12 +112,15 @@ def _allowed(params: SamplingParams, vocab_size: int) -> None:
         if not isinstance(ids, tuple) or not ids or len(ids) > vocab_size:
             raise InvalidParameter("allowed_token_ids", ids, f"a list of 1 to {vocab_size} token ids")
         validate_token_ids("allowed_token_ids", ids, vocab_size)
-    words = params.bad_words
-    if not isinstance(words, tuple) or len(words) > MAX_BAD_WORDS:
-        raise InvalidParameter("bad_words", words, f"a list of at most {MAX_BAD_WORDS} strings")
-    for word in words:
-        if not isinstance(word, str) or not 1 <= len(word) <= MAX_STOP_CHARS:
-            raise InvalidParameter("bad_words", word, f"strings of 1 to {MAX_STOP_CHARS} characters")
+    _strings("bad_words", params.bad_words, MAX_BAD_WORDS)
+
+
+def _strings(field: str, texts: Any, limit: int) -> None:
+    if not isinstance(texts, tuple) or len(texts) > limit:
+        raise InvalidParameter(field, texts, f"a list of at most {limit} strings")
+    for text in texts:
+        if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_CHARS:
+            raise InvalidParameter(field, text, f"strings of 1 to {MAX_STOP_CHARS} characters")
 
 
 def _guided(constraint: Any, validator: GuidedValidator | None) -> None:
