@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from shoal.engine.answer import Answer
+from shoal.engine.completion import Completion
 from shoal.engine.errors import EngineDead
 from shoal.engine.executor import Executor
 from shoal.engine.messages import Admission, StepCommand
@@ -77,7 +77,7 @@ class EngineCore:
         self.kv_store = kv_store
         """None: blocks stay where they are."""
         self._handoffs = scheduler.handoffs if isinstance(scheduler, Scheduler) else None
-        self._answers: dict[int, Answer] = {}
+        self._completions: dict[int, Completion] = {}
         self._by_request: dict[str, list[int]] = {}
         self._in_flight: deque[tuple[StepPlan, Future[StepResult], float]] = deque()
         self._ended_early: list[RequestOutput] = []
@@ -95,18 +95,18 @@ class EngineCore:
         ids: list[int] = []
         try:
             for index in range(request.params.n):
-                answer = Answer(request, index, self._next_id, self._tokenizer)
-                if answer.ended_before:
+                completion = Completion(request, index, self._next_id, self._tokenizer)
+                if completion.ended_before:
                     raise RequestRefused("the output that is given already ends with a stop string")
                 hand_off = self.kv_store is not None and _hands_off(request)
-                self._scheduler.add(_scheduler_request(answer, self._tokenizer, hand_off), self._clock())
-                self._answers[answer.sequence_id] = answer
+                self._scheduler.add(_scheduler_request(completion, self._tokenizer, hand_off), self._clock())
+                self._completions[completion.sequence_id] = completion
                 ids.append(self._next_id)
                 self._next_id += 1
         except RequestRefused:
             for sequence_id in ids:
                 self._scheduler.abort(sequence_id)
-                del self._answers[sequence_id]
+                del self._completions[sequence_id]
             raise
         self._by_request[request.request_id] = ids
 
@@ -159,20 +159,20 @@ class EngineCore:
             self._in_flight.append((plan, self._executor.submit(command), now))
 
     def _admission(self, sequence_id: int) -> Admission:
-        answer = self._answers[sequence_id]
-        request = answer.request
-        return Admission(sequence_id, answer.params, request.prompt, tuple(answer.token_ids), request.lora)
+        completion = self._completions[sequence_id]
+        request = completion.request
+        return Admission(sequence_id, completion.params, request.prompt, tuple(completion.token_ids), request.lora)
 
     def _deliver(self, output: Output) -> RequestOutput:
-        answer = self._answers[output.request_id]
-        delta = answer.advance(output)
+        completion = self._completions[output.request_id]
+        delta = completion.advance(output)
         self._generated_tokens += len(output.tokens)
-        if answer.stop_string is not None and output.finish_reason is None:
+        if completion.stop_string is not None and output.finish_reason is None:
             # Found by the detokenizer, so the scheduler doesn't know yet.
             self._scheduler.finish(output.request_id, "stop")
         if delta.finished:
-            self._retire(answer, output, delta)
-            if self._handoffs is not None and (held := self._handoffs.get(answer.sequence_id)) is not None:
+            self._retire(completion, output, delta)
+            if self._handoffs is not None and (held := self._handoffs.get(completion.sequence_id)) is not None:
                 return msgspec.structs.replace(delta, held=held)
         return delta
 
@@ -207,24 +207,24 @@ class EngineCore:
         self._handoffs.store(blocks, first, hashes, tokens, extras)
         return True
 
-    def _retire(self, answer: Answer, output: Output, delta: RequestOutput) -> None:
-        del self._answers[answer.sequence_id]
-        ids = self._by_request[answer.request.request_id]
-        ids.remove(answer.sequence_id)
+    def _retire(self, completion: Completion, output: Output, delta: RequestOutput) -> None:
+        del self._completions[completion.sequence_id]
+        ids = self._by_request[completion.request.request_id]
+        ids.remove(completion.sequence_id)
         if not ids:
-            del self._by_request[answer.request.request_id]
+            del self._by_request[completion.request.request_id]
         self._prompt_tokens += output.prompt_tokens
         if self.observer is not None:
             self.observer.on_finished(
                 RequestTimings(
-                    request_id=answer.request.request_id,
+                    request_id=completion.request.request_id,
                     arrival=output.times.arrival,
                     first_scheduled=output.times.first_scheduled,
                     first_token=output.times.first_token,
                     finish=self._clock(),
                     prompt_tokens=output.prompt_tokens,
                     cached_tokens=output.cached_tokens,
-                    generated_tokens=len(answer.token_ids) - len(answer.request.output),
+                    generated_tokens=len(completion.token_ids) - len(completion.request.output),
                     finish_reason=delta.finish_reason or "",
                 )
             )
@@ -232,11 +232,11 @@ class EngineCore:
     def _step_stats(self, plan: StepPlan, outputs: list[Output], now: float, seconds: float) -> StepStats:
         gaps = []
         for output in outputs:
-            answer = self._answers[output.request_id]
-            if output.tokens and answer.last_token_time is not None:
-                gaps.append(now - answer.last_token_time)
+            completion = self._completions[output.request_id]
+            if output.tokens and completion.last_token_time is not None:
+                gaps.append(now - completion.last_token_time)
             if output.tokens:
-                answer.last_token_time = now
+                completion.last_token_time = now
         return StepStats(
             seconds=seconds,
             sequences=len(plan.sequences),
@@ -253,7 +253,7 @@ class EngineCore:
         self.dead = reason
         self._in_flight.clear()
         outputs = []
-        for sequence_id in list(self._answers):
+        for sequence_id in list(self._completions):
             output = self._scheduler.finish(sequence_id, "error", reason)
             if output is not None:
                 outputs.append(self._deliver(output))
@@ -279,10 +279,10 @@ class EngineCore:
         )
 
     def check(self) -> None:
-        """Prove that nothing leaked: the pool balances, and no answer outlived its sequence."""
+        """Prove that nothing leaked: the pool balances, and no completion outlived its sequence."""
         self._scheduler.check()
-        if not self._scheduler.has_work() and (self._answers or self._by_request):
-            raise AssertionError(f"answers outlived their sequences: {sorted(self._answers)}")
+        if not self._scheduler.has_work() and (self._completions or self._by_request):
+            raise AssertionError(f"completions outlived their sequences: {sorted(self._completions)}")
 
     def close(self) -> None:
         self._executor.close()
@@ -294,12 +294,12 @@ def _hands_off(request: EngineRequest) -> bool:
     return request.kv_transfer is not None and request.kv_transfer.do_remote_decode
 
 
-def _scheduler_request(answer: Answer, tokenizer: Tokenizer, hand_off: bool) -> Request:
-    params = answer.params
+def _scheduler_request(completion: Completion, tokenizer: Tokenizer, hand_off: bool) -> Request:
+    params = completion.params
     return Request(
-        id=answer.sequence_id,
-        prompt=answer.request.prompt,
-        output=answer.request.output,
+        id=completion.sequence_id,
+        prompt=completion.request.prompt,
+        output=completion.request.output,
         hand_off=hand_off,
         max_tokens=params.max_tokens,
         min_tokens=params.min_tokens,
@@ -307,8 +307,8 @@ def _scheduler_request(answer: Answer, tokenizer: Tokenizer, hand_off: bool) -> 
         eos_token_ids=tuple(tokenizer.eos_token_ids),
         ignore_eos=params.ignore_eos,
         guided=params.guided is not None,
-        priority=answer.request.priority,
-        cache_salt=answer.request.cache_salt,
-        lora=answer.request.lora,
+        priority=completion.request.priority,
+        cache_salt=completion.request.cache_salt,
+        lora=completion.request.lora,
         prompt_logprobs=params.prompt_logprobs is not None,
     )

@@ -54,7 +54,7 @@ class Layout:
     ep: int = 1
     """Expert groups; divides tp·cp·dp."""
     dp: int = 1
-    """Data-parallel attention inside the replica: sequences, not weights, are dealt out."""
+    """Data-parallel attention inside the replica: sequences, not weights, are distributed."""
     cp: int = 1
     """Context parallel: a sequence's KV is striped over these ranks."""
 
@@ -162,7 +162,7 @@ class Layout:
         """Every rule that this layout breaks for `model`; empty when it is valid.
 
         `even_heads`: the engine needs tp to divide the query heads, and the KV heads to divide or be divided by it
-        (vLLM, SGLang, TensorRT-LLM). Shoal's engine deals whole KV groups unevenly and does not.
+        (vLLM, SGLang, TensorRT-LLM). Shoal's engine assigns whole KV groups unevenly and does not.
         `quantization`: how the weights are to be stored; None: as in the checkpoint.
         """
         return [

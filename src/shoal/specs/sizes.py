@@ -66,7 +66,7 @@ class KvLayers:
     bound: int | None = None
     """At most this many tokens are kept; None: all."""
     kv_heads: int | None = None
-    """What tensor parallelism can deal out; None: a latent, which every rank holds whole."""
+    """What tensor parallelism can split; None: a latent, which every rank holds whole."""
     ratio: int = 0
     """`compressed`: one further entry of `elements` for every `ratio` tokens."""
     indexer_elements: int = 0

@@ -92,7 +92,7 @@ class ExpertExchange:
     def dispatch(self, x: Tensor, routing: Routing) -> Dispatched:
         """Send the rows of x [T, H] to their experts' ranks. What doesn't need them can be computed meanwhile."""
         top_k = routing.experts.shape[1]
-        homes = self._deal(routing.experts)
+        homes = self._assign(routing.experts)
         half = len(x) // 2 * top_k
         pieces = [homes] if self.overlap_from is None else [homes[:half], homes[half:]]
         counts = torch.stack([piece.bincount(minlength=self.ep.size * self.slots) for piece in pieces])
@@ -124,10 +124,10 @@ class ExpertExchange:
         order = torch.cat([part.order for part in dispatched.parts])
         return torch.empty_like(made).index_copy_(0, order, made)
 
-    def _deal(self, chosen: Tensor) -> Tensor:
+    def _assign(self, chosen: Tensor) -> Tensor:
         """chosen [T, k] -> [T · k], rank · slots + slot of the replica that each choice goes to.
 
-        Rows are dealt to an expert's replicas in turn, ranks beginning at different ones.
+        Rows go to an expert's replicas in turn, ranks beginning at different ones.
         """
         rows = torch.arange(len(chosen), device=chosen.device)[:, None] + self.ep.index
         homes = self._homes[chosen, rows % self._replicas[chosen]]

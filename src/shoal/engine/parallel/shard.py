@@ -1,7 +1,7 @@
-"""How a dimension and the heads of an attention are dealt to ranks. Nothing need divide.
+"""How a dimension and the heads of an attention are split over ranks. Nothing need divide.
 
 split(10, 4)                  0 1 2 | 3 4 5 | 6 7 | 8 9
-shard_heads(9, 3, 2)          q 0…5, kv 0 1  |  q 6…8, kv 2        whole KV groups, dealt unevenly
+shard_heads(9, 3, 2)          q 0…5, kv 0 1  |  q 6…8, kv 2        whole KV groups, unevenly
 shard_heads(4, 1, 3)          q 0 1, kv 0 | q 2, kv 0 | q 3, kv 0  fewer KV heads than ranks: replicated
 """
 
@@ -16,7 +16,7 @@ class HeadShard:
     """One rank's share of an attention: contiguous ranges of the model's query and KV heads.
 
     Query head h of the model reads KV head h // (query heads / KV heads). Within the shard, its query heads are
-    dealt to its KV heads in the same proportion, or all read its only one.
+    assigned to its KV heads in the same proportion, or all read its only one.
     """
 
     q: range
@@ -43,7 +43,7 @@ def split(n: int, parts: int) -> tuple[range, ...]:
 def shard_heads(q_heads: int, kv_heads: int, parts: int) -> tuple[HeadShard, ...]:
     """Query and KV heads of `parts` ranks.
 
-    With at least as many KV heads as ranks, whole KV groups are dealt. With fewer, each KV head is replicated on
+    With at least as many KV heads as ranks, whole KV groups are assigned. With fewer, each KV head is replicated on
     the ranks that share its query heads. Raises InvalidOption (field `tp`) when a rank would have no query head.
     """
     if kv_heads < 1 or q_heads % kv_heads:
@@ -64,6 +64,6 @@ def shard_heads(q_heads: int, kv_heads: int, parts: int) -> tuple[HeadShard, ...
 def _ranks_of_kv_heads(kv_heads: int, group: int, parts: int) -> list[int]:
     """How many ranks share each KV head; none gets more ranks than it has query heads."""
     counts = [len(share) for share in split(parts, kv_heads)]
-    # parts <= kv_heads * group, so an even deal never exceeds the group: ceil(parts / kv_heads) <= group.
+    # parts <= kv_heads * group, so an even split never exceeds the group: ceil(parts / kv_heads) <= group.
     assert max(counts) <= group
     return counts

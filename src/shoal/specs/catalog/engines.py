@@ -73,7 +73,7 @@ class EngineMemory:
     mxfp4_row: int = 1
     """Rows of an MXFP4 expert's packed values (not its scales) are padded to a multiple of this many elements."""
     stages: StageRule = "even"
-    """How it deals layers to pipeline stages."""
+    """How it assigns layers to pipeline stages."""
     reserve: float = 0.0
     reserve_per_token: float = 0.0
     reserve_per_sequence: float = 0.0

@@ -9,7 +9,7 @@ from shoal.engine.text.tokenizer import Tokenizer
 from shoal.policy.batching import Output, TokenLogprobs
 
 
-class Answer:
+class Completion:
     """Turns the scheduler's token news into text. `advance` is called once for each of them, in order."""
 
     def __init__(self, request: EngineRequest, index: int, sequence_id: int, tokenizer: Tokenizer) -> None:
