@@ -71,7 +71,7 @@ def balance(costs: Sequence[float], stages: int) -> tuple[range, ...]:
 def _least_peak(costs: Sequence[float], stages: int) -> float:
     """The least possible cost of the costliest of `stages` contiguous ranges: O(stages · layers²), layers < 200.
 
-    Sums run left to right from a range's first layer, as the greedy assignment adds them up, so that both round alike.
+    Sums run left to right from a range's first layer, as `balance` adds them up, so that both round alike.
     """
     count = len(costs)
     best = list(accumulate(costs))  # of layers 0…i with one stage

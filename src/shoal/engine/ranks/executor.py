@@ -115,8 +115,8 @@ class ProcessExecutor:
     ) -> Self:
         """Start and load all ranks; they are ready for steps when this returns.
 
-        The least that any rank can have decides how much KV memory all get. `cores` are shared out among the ranks. Raises
-        OutOfMemory or EngineError with the failing rank's own words; then, as after Ctrl-C, nothing is left.
+        The least that any rank can have decides how much KV memory all get. `cores` are shared out among the ranks.
+        Raises OutOfMemory or EngineError with the failing rank's own words; then, as after Ctrl-C, nothing is left.
         """
         executor = cls(options, options.layout)
         try:
