@@ -8,7 +8,6 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from shoal.bench.errors import BenchError
 from shoal.bench.events import DONE, Event, Usage, error_text
 from shoal.bench.prompts import SAMPLE, IdPrompts, TextPrompts
 from shoal.http.client import Endpoint, HttpResponse
@@ -22,6 +21,10 @@ _PROBE_SECONDS = 60.0
 _BODY_LIMIT = 64 * 2**20
 _decode = msgspec.json.Decoder(Event).decode
 _encode = msgspec.json.Encoder().encode
+
+
+class BenchError(Exception):
+    """The endpoint can't be measured: the message says why and what to do. A request that fails is a result."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,11 @@ from collections.abc import Callable
 import pytest
 from benchkit import HEAD, Write, chunk, event, refusal, serving, stream
 
-from shoal.bench.errors import BenchError
 from shoal.bench.events import error_text
 from shoal.bench.lengths import parse_lengths
 from shoal.bench.load import Shape, at_times, made_up
 from shoal.bench.run import Runner, RunOptions
-from shoal.bench.target import Target, TargetOptions
+from shoal.bench.target import BenchError, Target, TargetOptions
 from shoal.bench.workload import WorkloadOptions, workload
 from shoal.policy.outcomes import Outcome
 from shoal.specs.errors import SpecError

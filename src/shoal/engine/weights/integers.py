@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from shoal.engine.weights.errors import WeightsError
-from shoal.engine.weights.recipe import Recipe
-from shoal.engine.weights.source import Ranges, WeightSource
+from shoal.engine.weights.source import Ranges, Recipe, WeightSource
 
 CODES = 8
 """Codes in a stored number."""

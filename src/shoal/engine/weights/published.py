@@ -17,8 +17,7 @@ from torch import Tensor
 from shoal.engine.weights.errors import WeightsError
 from shoal.engine.weights.integers import integer_recipes
 from shoal.engine.weights.mxfp4 import GROUP, dequantize_mxfp4
-from shoal.engine.weights.recipe import Recipe
-from shoal.engine.weights.source import Ranges, WeightSource
+from shoal.engine.weights.source import Ranges, Recipe, WeightSource
 
 FP8_BLOCK = 128
 """Rows and columns that share a scale (DeepSeek-V3's README_WEIGHTS)."""

@@ -1,6 +1,7 @@
 """What every kind of weight file offers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -35,3 +36,11 @@ class WeightSource(Protocol):
 def cut(tensor: Tensor, ranges: Ranges) -> Tensor:
     """A view of a part."""
     return tensor[tuple(slice(r.start, r.stop) for r in ranges)] if ranges else tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A tensor of that shape; `read` is given a range for every dimension and makes only that part."""
+
+    shape: tuple[int, ...]
+    read: Callable[[Ranges], Tensor]
