@@ -54,3 +54,28 @@ def gone(pids: tuple[int, ...], deadline: float = 5.0) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def mark_children(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    """Mark all processes that are started from now on: finds ranks whose ids their parent had no time to tell."""
+    monkeypatch.setenv("SHOAL_TEST_MARK", value)
+
+
+def assert_none_marked(value: str) -> None:
+    """Other processes with this mark are gone within five seconds."""
+    deadline = time.monotonic() + 5
+    while left := _marked(value):
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        time.sleep(0.05)
+
+
+def _marked(value: str) -> list[int]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            environment = process.environ()
+        except psutil.Error:
+            continue
+        if process.pid != os.getpid() and environment.get("SHOAL_TEST_MARK") == value:
+            found.append(process.pid)
+    return found

@@ -5,10 +5,9 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-from rank_kit import command, entry, expose_workers, gone, ranks
+from rank_kit import assert_none_marked, command, entry, expose_workers, gone, mark_children, ranks
 from rank_workers import SLOW_STAGE
 
 from shoal.engine.errors import EngineDead
@@ -123,9 +122,8 @@ def test_ranks_end_when_their_executor_is_killed(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("after", slow(0.3, 2.0, 0.0, 0.1, 1.0))
 def test_ctrl_c_during_start_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch, after: float) -> None:
-    # A marker in the environment finds ranks whose pids the parent had no time to tell.
-    marker = f"SHOAL_TEST_MARK={os.getpid()}-{after}"
-    monkeypatch.setenv(*marker.split("="))
+    marker = f"{os.getpid()}-{after}"
+    mark_children(monkeypatch, marker)
     expose_workers(monkeypatch, "none 0 0")
     with parent() as process:
         assert process.stdout is not None
@@ -133,21 +131,4 @@ def test_ctrl_c_during_start_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch, 
         time.sleep(after)  # the moment of the interrupt is what is tested
         process.send_signal(signal.SIGINT)
         assert process.wait(60) != 0
-        deadline = time.monotonic() + 5
-        while left := marked(marker):
-            assert time.monotonic() < deadline, f"left behind: {left}"
-            time.sleep(0.05)
-
-
-def marked(marker: str) -> list[int]:
-    """Processes with `marker` in their environment, this one's aside."""
-    found = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit() and int(process.name) != os.getpid():
-            try:
-                environment = (process / "environ").read_bytes()
-            except OSError:
-                continue
-            if marker.encode() in environment.split(b"\0"):
-                found.append(int(process.name))
-    return found
+        assert_none_marked(marker)

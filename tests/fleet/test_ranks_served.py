@@ -16,6 +16,7 @@ import httpx
 import psutil
 import pytest
 from e2ekit import serve_process
+from rank_kit import assert_none_marked, mark_children
 
 from shoal import LLM, SamplingParams
 from shoal.engine.errors import InvalidOption
@@ -172,7 +173,7 @@ def test_ctrl_c_at_any_moment_of_a_served_start_up_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, tiny_folder: Path, after: float
 ) -> None:
     marker = f"{os.getpid()}-{after}"
-    monkeypatch.setenv("SHOAL_TEST_MARK", marker)
+    mark_children(monkeypatch, marker)
     arguments = [str(tiny_folder), "--num-blocks", "100", "--threads", "1", "--tp", "2", "--port", "0"]
     with subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -184,20 +185,4 @@ def test_ctrl_c_at_any_moment_of_a_served_start_up_leaves_nothing(
     assert process.returncode in (0, 130, -signal.SIGINT)
     if process.returncode >= 0:  # else Python itself was not up yet
         assert "Traceback" not in said
-    deadline = time.monotonic() + 5
-    while left := marked(marker):
-        assert time.monotonic() < deadline, f"left behind: {left}"
-        time.sleep(0.05)
-
-
-def marked(marker: str) -> list[int]:
-    """Other processes that were started with this marker in their environment."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            environment = process.environ()
-        except psutil.Error:
-            continue
-        if process.pid != os.getpid() and environment.get("SHOAL_TEST_MARK") == marker:
-            found.append(process.pid)
-    return found
+    assert_none_marked(marker)

@@ -136,7 +136,8 @@ def test_s3_directory(s3: Store, tmp_path: Path) -> None:
     assert (model.path / "model.safetensors").read_bytes() == b"w" * 5000
 
 
-def test_killed_download_leaves_no_model_and_goes_on(s3: Store, tmp_path: Path) -> None:
+def killed_pull(s3: Store, tmp_path: Path) -> str:
+    """Pull a model, and kill the process with 4 MiB of it on disk."""
     reference = "s3://models/tiny/m.gguf"
     s3.hold_after = 5 << 20
     process = subprocess.Popen([*SHOAL, "pull", reference, "--cache-dir", str(tmp_path)], stderr=subprocess.DEVNULL)
@@ -145,6 +146,11 @@ def test_killed_download_leaves_no_model_and_goes_on(s3: Store, tmp_path: Path) 
     finally:
         process.kill()
         process.wait(timeout=10)
+    return reference
+
+
+def test_killed_download_leaves_no_model_and_goes_on(s3: Store, tmp_path: Path) -> None:
+    reference = killed_pull(s3, tmp_path)
     assert cached_models(tmp_path) == []
     with pytest.raises(SourceError, match="not in the cache"):
         resolve_model(reference, cache_dir=tmp_path, offline=True)
@@ -172,14 +178,7 @@ def test_ctrl_c_ends_at_once_though_the_store_is_silent(s3: Store, tmp_path: Pat
 
 
 def test_object_replaced_between_attempts_starts_over(s3: Store, tmp_path: Path) -> None:
-    reference = "s3://models/tiny/m.gguf"
-    s3.hold_after = 5 << 20
-    process = subprocess.Popen([*SHOAL, "pull", reference, "--cache-dir", str(tmp_path)], stderr=subprocess.DEVNULL)
-    try:
-        until(lambda: any(p.stat().st_size >= 4 << 20 for p in tmp_path.rglob("*.partial")), "4 MiB on disk")
-    finally:
-        process.kill()
-        process.wait(timeout=10)
+    reference = killed_pull(s3, tmp_path)
     s3.files["models/tiny/m.gguf"] = other = b"GGUF" + bytes(len(GGUF) - 4)
     s3.gate.set()
     assert resolve_model(reference, cache_dir=tmp_path).path.read_bytes() == other
