@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from shoal.specs import ModelSpec, kv_bytes, kv_bytes_per_token, parameter_counts, parse_config, tensor_groups
+from shoal.plan.kv import kv_bytes_per_token, sequence_curve
+from shoal.specs import ModelSpec, parameter_counts, parse_config, tensor_groups
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 torch = pytest.importorskip("torch")
@@ -131,7 +132,7 @@ def test_local_layers_stop_growing(name: str, layers: int, per_layer: int, bound
     full = kv_bytes_per_token(spec)
     for context in (1, bound - 1, bound, bound + 1, 40 * bound):
         expected = context * full + layers * per_layer * min(context, bound)
-        assert kv_bytes(spec, context).total == expected
+        assert sequence_curve(spec).bytes(context) == expected
 
 
 _TINY: dict[str, dict[str, Any]] = {

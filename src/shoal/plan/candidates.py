@@ -52,7 +52,7 @@ def shapes(model: ModelSpec, accelerator: Accelerator, limit: int) -> list[Layou
     (the deployment that engines offer). Context parallelism is left out: the time model has no data on it.
     """
     node = accelerator.devices_per_node
-    domain = accelerator.scale_up.domain or node
+    domain = accelerator.domain
     moe = any(layer.ffn.kind == "moe" for layer in model.layers)
     heads = {layer.attention.heads for layer in model.layers}
     found: list[Layout] = []
@@ -97,7 +97,7 @@ def _on(question: Question, accelerator: Accelerator, able: EngineCapability) ->
             options.append(weights)
         else:
             yield Miss("engine", f"{accelerator.name} ({weights.name} weights)", refused, 0.0, 0, accelerator.name)
-    domain = accelerator.scale_up.domain or accelerator.devices_per_node
+    domain = accelerator.domain
     limit = min(question.replica_limit, question.max_devices or question.replica_limit)
     for layout in question.layouts or shapes(model, accelerator, limit):
         where = f"{layout.label()} on {accelerator.name}"

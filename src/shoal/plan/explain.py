@@ -212,7 +212,7 @@ def _what_sets_the_rest(question: Question) -> str:
 
 
 def _splitting(plan: Plan, best: Design, terms: Breakdown) -> Iterator[str]:
-    question, domain = plan.question, best.accelerator.scale_up.domain or best.accelerator.devices_per_node
+    question, domain = plan.question, best.accelerator.domain
     if best.accelerator.nic is None and domain < 2:
         yield "There is no link that a hand-off could cross."
         return

@@ -117,7 +117,7 @@ def pool_work(
     attention_bytes = model.attention_weights * attention / tp
     dense_bytes = model.dense_weights * dense / stage
     routed = model.expert_weights * model.experts * experts / stage if model.top_k else 0.0
-    domain = accelerator.scale_up.domain or accelerator.devices_per_node
+    domain = accelerator.domain
     nic = accelerator.nic.bandwidth if accelerator.nic is not None else 1.25e9
     span = stage if model.top_k else tp
     share = min(model.top_k / model.experts, 0.999999) if model.top_k else 0.5

@@ -38,7 +38,7 @@ class Kind:
 
 
 def kind_of(d: Deployment) -> Kind:
-    domain = d.accelerator.scale_up.domain or d.accelerator.devices_per_node
+    domain = d.accelerator.domain
     return Kind(
         hopper=float(d.accelerator.architecture == "hopper"),
         rack=float(domain > 8),

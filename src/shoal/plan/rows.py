@@ -179,7 +179,7 @@ def deployment_of(record: _Record, model: ModelWork, accelerator: Accelerator, m
     backend = record.text("backend").lower()
     precision = _precision(record, model)
     isl, osl = record.positive("isl"), record.positive("osl")
-    domain = accelerator.scale_up.domain or accelerator.devices_per_node
+    domain = accelerator.domain
 
     def deployment(pool: Pool, prefill: Pool | None, concurrency: float, assumed: bool) -> Deployment:
         return Deployment(model, accelerator, precision, backend, pool, isl, osl, concurrency, prefill, assumed)

@@ -108,7 +108,7 @@ def _options(table: CandidateTable) -> Iterator[_Option]:
     question = table.question
     groups: dict[tuple[str, str, str], list[int]] = {}
     for index, c in enumerate(table.candidates):
-        domain = c.accelerator.scale_up.domain or c.accelerator.devices_per_node
+        domain = c.accelerator.domain
         # A hand-off needs a wire between the pools: a network, or a scale-up domain that holds both.
         if c.accelerator.nic is not None or 2 * c.layout.world <= domain:
             groups.setdefault((c.accelerator.name, c.weights.name, c.kv_dtype), []).append(index)

@@ -64,6 +64,6 @@ def link_uses(question: Question, design: Design) -> tuple[LinkUse, ...]:
 
 def _link(design: Design, layout: Layout, axis: Axis) -> tuple[Link | None, bool]:
     accelerator = design.accelerator
-    domain = accelerator.scale_up.domain or accelerator.devices_per_node
+    domain = accelerator.domain
     inside = layout.span(axis) <= domain
     return (accelerator.scale_up if inside else accelerator.nic), inside

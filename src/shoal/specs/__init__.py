@@ -17,14 +17,13 @@ from shoal.specs.model import (
     RouterSpec,
 )
 from shoal.specs.parse import parse_config
-from shoal.specs.sizes import KvBytes, kv_bytes, kv_bytes_per_token, weight_bytes
+from shoal.specs.sizes import weight_bytes
 from shoal.specs.tensors import ParameterCounts, PartSizes, TensorGroup, parameter_counts, tensor_groups
 
 __all__ = [
     "AttentionSpec",
     "FfnSpec",
     "InvalidField",
-    "KvBytes",
     "LayerSpec",
     "LinearStateSpec",
     "MlaSpec",
@@ -43,8 +42,6 @@ __all__ = [
     "UnreadableModel",
     "catalog_model",
     "known_models",
-    "kv_bytes",
-    "kv_bytes_per_token",
     "load_model_spec",
     "parameter_counts",
     "parse_config",

@@ -22,8 +22,6 @@ class Figure:
 
     value: float
     """In base units."""
-    unit: str
-    """The base unit: `bytes`, `bytes/s`, `flop/s`, `watts`, `usd/h`, `seconds`, or `1` for a ratio or count."""
     text: str
     """As written in the catalogue, e.g. "3.35 TB/s"."""
     source: str
@@ -102,9 +100,10 @@ class Accelerator:
         """US dollars a device-hour on this basis; None: unknown."""
         return self.price_owned if basis == "owned" else self.price_rented
 
-    def figure(self, field: str) -> Figure | None:
-        """The provenance of one field, e.g. `rates.fp8`; None: this accelerator has no such figure."""
-        return next((figure for name, figure in self.figures if name == field), None)
+    @property
+    def domain(self) -> int:
+        """Devices that the scale-up link joins: a server's, or more where it leaves the server (NVL72)."""
+        return self.scale_up.domain or self.devices_per_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,27 +121,6 @@ class Cluster:
         if self.devices_per_node < 1:
             raise SpecError("cluster.devices_per_node", self.devices_per_node, "1 or more")
 
-    @classmethod
-    def of(cls, accelerator: Accelerator, devices: int) -> "Cluster":
-        """The smallest cluster of whole nodes with at least this many devices; one part-filled node if it fits."""
-        if devices < 1:
-            raise SpecError("cluster.devices", devices, "1 or more")
-        per_node = min(devices, accelerator.devices_per_node)
-        return cls(accelerator, -(-devices // per_node), per_node)
-
     @property
     def devices(self) -> int:
         return self.nodes * self.devices_per_node
-
-    @property
-    def domain(self) -> int:
-        """Devices that the scale-up link joins: a node's, or more where it leaves the node (NVL72)."""
-        domain = self.accelerator.scale_up.domain
-        return self.devices_per_node if domain is None else min(domain, self.devices)
-
-    def link(self, span: int) -> Link | None:
-        """The slowest link inside a run of `span` neighbouring devices that starts at a domain's first device.
-
-        None where the run leaves the domain and no network is known.
-        """
-        return self.accelerator.scale_up if span <= self.domain else self.accelerator.nic

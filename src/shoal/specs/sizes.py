@@ -75,19 +75,6 @@ class KvLayers:
     """Constant bytes a sequence and layer."""
 
 
-@dataclass(frozen=True, slots=True)
-class KvBytes:
-    """One sequence's cache, in bytes."""
-
-    attention: float
-    indexer: float
-    state: int
-
-    @property
-    def total(self) -> float:
-        return self.attention + self.indexer + self.state
-
-
 @lru_cache(maxsize=1024)
 def kv_layers(spec: ModelSpec) -> tuple[KvLayers, ...]:
     """What the layers cache, alike ones together. Cached."""
@@ -95,40 +82,6 @@ def kv_layers(spec: ModelSpec) -> tuple[KvLayers, ...]:
     for index, layer in enumerate(spec.layers):
         found.setdefault(_kv_of(layer.attention, DTYPE_BYTES[spec.dtype]), []).append(index)
     return tuple(replace(kind, layers=tuple(indices)) for kind, indices in found.items())
-
-
-def kv_bytes_per_token(spec: ModelSpec, cache_bytes: float = 2.0) -> float:
-    """Bytes that each further token of a long sequence adds, indexers left out.
-
-    Layers with a window or chunk add nothing once it is full, and linear layers never do.
-    GQA: 2 · kv_heads · head_dim · bytes a layer; MLA: (kv_lora_rank + rope width) · bytes.
-    """
-    total = 0.0
-    for kind in kv_layers(spec):
-        if kind.bound is None and kind.kind != "state":
-            total += kind.elements * len(kind.layers)
-        elif kind.ratio:
-            total += kind.elements * len(kind.layers) / kind.ratio
-    return total * cache_bytes
-
-
-def kv_bytes(spec: ModelSpec, context: int, cache_bytes: float = 2.0) -> KvBytes:
-    """One sequence's cache at a context length, in bytes.
-
-    Args:
-        context: tokens in the cache.
-        cache_bytes: of one cached element: 2 for bf16, 1 for fp8.
-    """
-    attention = indexer = 0
-    state = 0
-    for kind in kv_layers(spec):
-        count = len(kind.layers)
-        kept = context if kind.bound is None else min(context, kind.bound)
-        entries = context // kind.ratio if kind.ratio else 0
-        attention += count * kind.elements * (kept + entries)
-        indexer += count * kind.indexer_elements * (entries if kind.ratio else context)
-        state += count * kind.state_bytes
-    return KvBytes(attention * cache_bytes, indexer * cache_bytes, state)
 
 
 def _kv_of(attention: AttentionSpec, dtype_bytes: int) -> KvLayers:

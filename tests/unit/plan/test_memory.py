@@ -7,9 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.plan.kv import KvCurve, even_stages, kv_bytes_per_token, sequence_curve, stage_curves, stages
+from shoal.plan.kv import (
+    INDEXER_BYTES,
+    KvCurve,
+    even_stages,
+    kv_bytes_per_token,
+    sequence_curve,
+    stage_curves,
+    stages,
+)
 from shoal.plan.memory import StepShape, replica_memory, stage_weights
 from shoal.specs.catalog import load_catalog
+from shoal.specs.catalog.models import catalog_model
 from shoal.specs.errors import SpecError
 from shoal.specs.layout import Layout, layouts
 from shoal.specs.model import (
@@ -24,7 +33,7 @@ from shoal.specs.model import (
     RopeSpec,
     RouterSpec,
 )
-from shoal.specs.sizes import stored_groups, weight_bytes
+from shoal.specs.sizes import kv_layers, stored_groups, weight_bytes
 from shoal.specs.stages import stage_layers
 
 ROPE = RopeSpec("default", 10_000.0, 64, 4096)
@@ -161,6 +170,30 @@ def test_windows_states_and_full_layers_in_one_curve() -> None:
     assert curve.bytes(1000) == state + (1000 + 128) * token
     assert kv_bytes_per_token(spec) == token
     assert sequence_curve(spec, "fp8").bytes(1000) == pytest.approx(state + (1000 + 128) * token / 2)
+
+
+def test_a_full_window_adds_nothing_and_a_state_is_there_from_the_start() -> None:
+    gemma, qwen = catalog_model("gemma3-270m"), catalog_model("qwen3.5-35b-a3b")
+    token = 2 * 1 * 256 * 2
+    assert kv_bytes_per_token(gemma) == 3 * token
+    assert sequence_curve(gemma).bytes(100) == 18 * token * 100
+    assert sequence_curve(gemma).bytes(5000) == 3 * token * 5000 + 15 * token * 512
+    state = 30 * (32 * 128 * 128 * 4 + 3 * (2 * 16 * 128 + 32 * 128) * 2)
+    assert sequence_curve(qwen).bytes(0) == sequence_curve(qwen, "fp8").bytes(0) == state
+    assert kv_bytes_per_token(qwen) == 10 * 2 * 2 * 256 * 2
+
+
+def test_mla_caches_one_latent_and_the_indexers_keys_in_fp8() -> None:
+    spec = catalog_model("deepseek-v3.2")
+    assert kv_bytes_per_token(spec) == 61 * ((512 + 64) * 2 + 128 * INDEXER_BYTES)
+    assert {kind.kv_heads for kind in kv_layers(spec)} == {None}
+
+
+def test_compressed_layers_keep_a_window_and_one_entry_for_many_tokens() -> None:
+    context = 128 * 100
+    window, sparse, heavy = 43 * 128, 21 * context // 4, 20 * context // 128
+    expected = 512 * 2 * (window + sparse + heavy) + 128 * INDEXER_BYTES * sparse
+    assert sequence_curve(catalog_model("deepseek-v4-flash")).bytes(context) == expected
 
 
 @settings(max_examples=200, deadline=None)

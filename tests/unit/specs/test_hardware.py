@@ -6,7 +6,7 @@ import pytest
 
 from shoal.specs.catalog import load_catalog
 from shoal.specs.errors import SpecError
-from shoal.specs.hardware import FIGURE_CLASSES, Cluster
+from shoal.specs.hardware import FIGURE_CLASSES
 from shoal.specs.quantities import parse_quantity
 from shoal.specs.traffic import Lengths, Slo, Workload
 
@@ -41,9 +41,7 @@ def test_every_figure_has_a_source_a_date_and_a_class() -> None:
         names = {name for name, _ in accelerator.figures}
         assert {"memory", "bandwidth", "scale_up.bandwidth", "devices_per_node"} <= names
         for dtype, rate in accelerator.rates:
-            figure = accelerator.figure(f"rates.{dtype}")
-            assert figure is not None
-            assert figure.value == rate
+            assert dict(accelerator.figures)[f"rates.{dtype}"].value == rate
         for _, figure in accelerator.figures:
             assert figure.source
             assert figure.date[:2] == "20"
@@ -94,18 +92,10 @@ def test_rates_fall_back_to_the_next_wider_dtype() -> None:
         catalog.accelerator("h100").rate("fp2")
 
 
-def test_links_of_a_cluster() -> None:
+def test_the_scale_up_link_joins_a_server_or_a_whole_rack() -> None:
     catalog = load_catalog()
-    h100 = Cluster.of(catalog.accelerator("h100"), 16)
-    assert (h100.nodes, h100.devices_per_node, h100.domain) == (2, 8, 8)
-    assert h100.link(8) is catalog.accelerator("h100").scale_up
-    assert h100.link(16) is catalog.accelerator("h100").nic
-    rack = Cluster.of(catalog.accelerator("gb200"), 72)
-    assert (rack.nodes, rack.domain) == (18, 72)
-    assert rack.link(64) is catalog.accelerator("gb200").scale_up
-    card = Cluster.of(catalog.accelerator("rtx_4090"), 2)
-    assert card.link(2) is not None
-    assert card.link(4) is None
+    domains = [catalog.accelerator(name).domain for name in ("h100", "gb200", "rtx_4090")]
+    assert domains == [8, 72, catalog.accelerator("rtx_4090").devices_per_node]
 
 
 def test_a_users_file_adds_and_replaces(tmp_path: Path) -> None:
@@ -114,10 +104,8 @@ def test_a_users_file_adds_and_replaces(tmp_path: Path) -> None:
     assert (own.memory_bytes, own.nic, own.watts, own.price()) == (48e9, None, None, None)
     assert catalog.accelerator("h100").price("owned") == 0.90
     assert catalog.accelerator("h100").price("rented") == 2.00
-    figure = catalog.accelerator("h100").figure("price_owned")
-    assert figure is not None
-    assert figure.source == "our contract"
-    assert catalog.cluster("lab").devices == 8
+    assert dict(catalog.accelerator("h100").figures)["price_owned"].source == "our contract"
+    assert catalog.clusters["lab"].devices == 8
     assert load_catalog().accelerator("h100").price("owned") == 1.17
 
 
@@ -223,4 +211,4 @@ def test_the_example_in_the_documentation_loads(tmp_path: Path) -> None:
     catalog = load_catalog([written(tmp_path, example)])
     assert catalog.accelerator("mine").price("owned") == 0.40
     assert catalog.accelerator("h100").price("rented") == 1.85
-    assert catalog.cluster("lab").devices == 8
+    assert catalog.clusters["lab"].devices == 8

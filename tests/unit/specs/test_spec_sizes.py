@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from shoal.specs import SpecError, catalog_model, kv_bytes, kv_bytes_per_token, parameter_counts, weight_bytes
+from shoal.specs import SpecError, catalog_model, parameter_counts, weight_bytes
 from shoal.specs.model import ModelSpec, QuantizationSpec
 from shoal.specs.parse import parse_config
 from shoal.specs.quantization import is_excluded, quantization, stored_bytes
-from shoal.specs.sizes import kv_layers, stored_groups
+from shoal.specs.sizes import stored_groups
 from shoal.specs.tensors import tensor_groups
 
 
@@ -152,36 +152,3 @@ def test_fp4_experts_in_an_fp8_checkpoint() -> None:
 def test_unknown_method_lists_the_known() -> None:
     with pytest.raises(SpecError, match=r"'fp7'.*nvfp4"):
         weight_bytes(dense(), "fp7")
-
-
-def test_kv_of_full_sliding_and_linear_layers() -> None:
-    gemma, qwen = catalog_model("gemma3-270m"), catalog_model("qwen3.5-35b-a3b")
-    token = 2 * 1 * 256 * 2
-    assert kv_bytes_per_token(gemma) == 3 * token
-    assert kv_bytes(gemma, 100).total == 18 * token * 100
-    assert kv_bytes(gemma, 5000).total == 3 * token * 5000 + 15 * token * 512
-    state = 30 * (32 * 128 * 128 * 4 + 3 * (2 * 16 * 128 + 32 * 128) * 2)
-    assert kv_bytes(qwen, 0).total == kv_bytes(qwen, 0).state == state
-    assert kv_bytes_per_token(qwen) == 10 * 2 * 2 * 256 * 2
-
-
-def test_mla_caches_one_latent_and_the_indexer_is_apart() -> None:
-    spec = catalog_model("deepseek-v3.2")
-    cache = kv_bytes(spec, 1000)
-    assert kv_bytes_per_token(spec) == 61 * (512 + 64) * 2
-    assert (cache.attention, cache.indexer) == (61 * 576 * 2 * 1000, 61 * 128 * 2 * 1000)
-    assert {kind.kv_heads for kind in kv_layers(spec)} == {None}
-
-
-def test_compressed_layers_keep_a_window_and_one_entry_for_many_tokens() -> None:
-    spec = catalog_model("deepseek-v4-flash")
-    context = 128 * 100
-    window, sparse, heavy = 43 * 128, 21 * context // 4, 20 * context // 128
-    assert kv_bytes(spec, context).attention == 512 * 2 * (window + sparse + heavy)
-    assert kv_bytes(spec, context).indexer == 128 * 2 * sparse
-
-
-def test_cache_dtype_scales_the_cache_and_not_the_state() -> None:
-    spec = catalog_model("qwen3.5-35b-a3b")
-    half, full = kv_bytes(spec, 4096, 1), kv_bytes(spec, 4096, 2)
-    assert (2 * half.attention, half.state) == (full.attention, full.state)

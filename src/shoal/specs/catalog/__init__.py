@@ -48,12 +48,6 @@ class Catalog:
         """The accelerators that a search looks at when none is named."""
         return tuple(a for a in self.accelerators.values() if not a.by_name_only)
 
-    def cluster(self, name: str, field: str = "cluster") -> Cluster:
-        """The cluster of this name, from a user's catalogue file."""
-        if name not in self.clusters:
-            raise unknown_name(field, name, self.clusters)
-        return self.clusters[name]
-
     def engine(self, name: str = DEFAULT_ENGINE, version: str | None = None) -> EngineMemory:
         """Memory constants of an engine at a version; None: the newest that is known."""
         known = sorted({entry.engine for entry in self.engines})

@@ -88,7 +88,7 @@ class Entry:
         source = inner.provenance()
         note = value.get("note")
         text = source.source if note is None else f"{source.source} ({note})"
-        return Figure(number, dimension or "1", str(raw), text, source.date, source.kind)
+        return Figure(number, str(raw), text, source.date, source.kind)
 
     def required_figure(self, name: str, dimension: Dimension | None) -> Figure:
         figure = self.figure(name, dimension)
