@@ -1,4 +1,4 @@
-"""Bytes of weights and of KV cache, before any layout splits them.
+"""Bytes of weights, and what the layers cache, before any layout splits them.
 
 A sequence's cache has three kinds of bytes: keys and values (or latents), the keys of sparse-attention indexers,
 and the constant state of linear layers.
