@@ -1,24 +1,14 @@
 """Accounts of replicas, as a gateway and a simulator keep them: no socket, no clock."""
 
 import pytest
+from accounts_kit import accounts_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.policy.account import ReplicaAccount, ReplicaStats
-from shoal.policy.breaker import BreakerConfig
+from shoal.policy.account import ReplicaStats
 from shoal.policy.leases import LeaseError
 from shoal.policy.outcomes import Outcome
-from shoal.policy.replicas import ReplicaAccounts
 from shoal.policy.routing import Decision, RouteRequest
-from shoal.policy.routing.contracts import ReplicaState
-
-
-def accounts_of(count: int) -> ReplicaAccounts[ReplicaAccount]:
-    accounts = ReplicaAccounts[ReplicaAccount]()
-    for i in range(count):
-        state = ReplicaState(f"r{i}", frozenset({"m"}))
-        accounts.insert(ReplicaAccount(state, BreakerConfig(), accounts.peers("default", "m"), 0.0))
-    return accounts
 
 
 def decision(name: str) -> Decision:

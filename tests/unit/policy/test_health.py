@@ -1,20 +1,10 @@
 """Judgement of replicas by checks, progress and latency, without a clock."""
 
-from shoal.policy.account import ReplicaAccount
-from shoal.policy.breaker import BreakerConfig
+from accounts_kit import accounts_of
+
 from shoal.policy.health import HealthConfig, HealthJudge
 from shoal.policy.outcomes import Outcome
-from shoal.policy.replicas import ReplicaAccounts
 from shoal.policy.routing import Decision, RouteRequest
-from shoal.policy.routing.contracts import ReplicaState
-
-
-def accounts_of(count: int) -> ReplicaAccounts[ReplicaAccount]:
-    accounts = ReplicaAccounts[ReplicaAccount]()
-    for i in range(count):
-        state = ReplicaState(f"r{i}", frozenset({"m"}))
-        accounts.insert(ReplicaAccount(state, BreakerConfig(), accounts.peers("default", "m"), 0.0))
-    return accounts
 
 
 def test_only_a_share_of_stragglers_is_set_aside() -> None:
