@@ -217,11 +217,17 @@ class Layout:
             return [LayoutProblem("expert-width", message)]
         return []
 
-    def nearest(self, model: ModelSpec, limit: int = 3) -> "list[Layout]":
+    def nearest(
+        self,
+        model: ModelSpec,
+        even_heads: bool = False,
+        quantization: QuantizationSpec | None = None,
+        limit: int = 3,
+    ) -> "list[Layout]":
         """Up to `limit` valid layouts of the same number of devices, or failing that of the most that are fewer,
         nearest to this one first (fewest axes changed, then the smallest factor of change)."""
         for world in range(self.world, 0, -1):
-            valid = [c for c in layouts(world, model) if not c.problems(model)]
+            valid = [c for c in layouts(world, model) if not c.problems(model, even_heads, quantization)]
             if valid:
                 return sorted(valid, key=self._distance)[:limit]
         return []
