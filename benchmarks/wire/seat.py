@@ -30,7 +30,7 @@ class Steps:
     ends: list[tuple[float, int, int]] = field(default_factory=list)
 
     def on_step(self, stats: StepStats) -> None:
-        self.ends.append((stats.now, stats.tokens, stats.sequences))
+        self.ends.append((time.monotonic(), stats.tokens, stats.sequences))
 
     def on_finished(self, timings: RequestTimings) -> None:
         del timings

@@ -24,7 +24,7 @@ import httpx
 import pytest
 
 from shoal.fleet import adapters, supervisor
-from shoal.fleet.adapters import HttpAdapter, Order, Traits
+from shoal.fleet.adapters import HttpAdapter, LaunchRequest, Traits
 from shoal.fleet.adapters.shoal import Shoal
 from shoal.fleet.config_file import parse_config
 from shoal.fleet.gateway import RequestRecord
@@ -104,14 +104,14 @@ class ChaosDialect:
     def __init__(self) -> None:
         self.proxies: dict[str, Proxy] = {}
 
-    def command(self, order: Order) -> Command:
+    def command(self, request: LaunchRequest) -> Command:
         inner = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        outer = order.listener.dup()
+        outer = request.listener.dup()
         outer.setblocking(False)
-        if (old := self.proxies.pop(order.name, None)) is not None:
+        if (old := self.proxies.pop(request.name, None)) is not None:
             old.close()
-        self.proxies[order.name] = Proxy(outer, inner.getsockname()[1])
-        return Shoal().command(replace(order, listener=inner, port=inner.getsockname()[1]))
+        self.proxies[request.name] = Proxy(outer, inner.getsockname()[1])
+        return Shoal().command(replace(request, listener=inner, port=inner.getsockname()[1]))
 
     def adapter(self, url: str, *, api_key: str | None, events: str | None) -> HttpAdapter:
         return Shoal().adapter(url, api_key=api_key, events=events)
