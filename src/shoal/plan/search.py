@@ -232,6 +232,12 @@ def _no_memory(question: Question, missed: Sequence[Miss]) -> BestPossible:
     return BestPossible("memory", message)
 
 
+def _formats(table: CandidateTable) -> str:
+    """Which ways of storing weights were looked at, and whether that was by request."""
+    names = ", ".join(dict.fromkeys(c.weights.name for c in table.candidates))
+    return f"weights were asked for in {names} only" if table.question.weights else f"searched: {names} weights"
+
+
 def _impossible(question: Question, table: CandidateTable, measured: Grid, missed: Sequence[Miss]) -> BestPossible:
     """Which target nothing meets, and the best that can be had."""
     slo, times = question.slo, measured.times
@@ -244,8 +250,9 @@ def _impossible(question: Question, table: CandidateTable, measured: Grid, misse
         floor = float(table.work.dense_bytes[steadiest] / table.work.bandwidth[steadiest])
         parts.append(
             f"TPOT {slo.tpot * 1e3:g} ms is impossible: the best is {tpot.mean * 1e3:.3g} ms "
-            f"({tpot.low * 1e3:.3g} to {tpot.high * 1e3:.3g}), with one request alone on {token}; reading the "
-            f"weights that every token needs takes {floor * 1e3:.2g} ms there whatever the engine"
+            f"({tpot.low * 1e3:.3g} to {tpot.high * 1e3:.3g}), with one request alone on {token}; "
+            f"{_formats(table)}, "
+            f"and reading its weights at the memory's bandwidth takes {floor * 1e3:.2g} ms per token"
         )
     if slo.ttft is not None and ttft.mean > slo.ttft:
         parts.append(

@@ -136,6 +136,18 @@ def test_the_version_changes_what_is_emitted(version: str | None, image: str, fr
     assert f"vLLM {image.rsplit(':v', 1)[1]};" in text
 
 
+@pytest.mark.parametrize(
+    ("version", "option_name"),
+    [("0.5.12", "--cuda-graph-max-bs "), ("0.5.16", "--cuda-graph-max-bs-decode "),
+     (None, "--cuda-graph-max-bs-decode ")],
+)  # fmt: skip
+def test_options_that_were_renamed_follow_the_version(version: str | None, option_name: str) -> None:
+    """SGLang 0.5.23's parser calls `--cuda-graph-max-bs` ambiguous."""
+    plan = search(ask("llama-3.1-8b", gpu=["h100"], users=8, context=4096, engine="sglang", engine_version=version))
+    design = next(d for d in plan.designs if d.weights.native)
+    assert option_name in emit(plan, "sglang", design=design)
+
+
 @pytest.mark.parametrize("written", ["config.json", ""])
 @pytest.mark.parametrize("origin", [None, "acme/Heron-8B", "/home/me/heron"])
 def test_a_config_is_never_emitted_as_the_model(tmp_path, written: str, origin: str | None) -> None:  # type: ignore[no-untyped-def]

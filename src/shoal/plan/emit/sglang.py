@@ -1,6 +1,7 @@
 """SGLang: `python -m sglang.launch_server`."""
 
 from shoal.plan.emit.common import FIRST_PORT, Launch, Pool, command, need_engine, shell_model
+from shoal.specs.catalog.engines import version_key
 
 INIT_PORT = 20000
 
@@ -30,7 +31,7 @@ def engine_options(launch: Launch, pool: Pool) -> dict[str, object]:
     found["context-length"] = launch.context
     found["max-running-requests"] = pool.sequences * pool.layout.dp
     # The largest captured batch is what SGLang's reserve is worked out from, as the plan's memory is.
-    found["cuda-graph-max-bs"] = pool.sequences
+    found[_max_graph(launch.able.version)] = pool.sequences
     found["chunked-prefill-size"] = launch.tokens
     if launch.question.memory_fraction is not None:
         found["mem-fraction-static"] = launch.fraction
@@ -38,6 +39,11 @@ def engine_options(launch: Launch, pool: Pool) -> dict[str, object]:
         found["disaggregation-mode"] = pool.role
         found["disaggregation-transfer-backend"] = launch.able.connector[0]
     return found
+
+
+def _max_graph(version: str) -> str:
+    """The option for the largest captured decode batch: renamed by 0.5.16, and its old name gone by 0.5.22."""
+    return "cuda-graph-max-bs-decode" if version_key(version) >= (0, 5, 16) else "cuda-graph-max-bs"
 
 
 def commands(launch: Launch) -> str:
