@@ -2,6 +2,8 @@
 
 import http.client
 import json
+import os
+import re
 import subprocess
 import sys
 import threading
@@ -312,3 +314,22 @@ def test_the_server_serves_its_files_and_no_others(port: int) -> None:
         assert request(port, "GET", name)[0] == 404
     assert request(port, "POST", "/api/plan", b"x", {"Content-Type": "text/plain"})[0] == 415
     assert request(port, "POST", "/api/plan", b"x" * 70_000, JSON)[0] == 413
+
+
+@pytest.mark.parametrize("columns", ["80", None])
+def test_eighty_columns_and_pipes_stay_readable(columns: str | None) -> None:
+    """Issue 14, fault 12: figures broken in the middle, one word per line."""
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    environment |= {"COLUMNS": columns} if columns else {}
+    done = subprocess.run(
+        [sys.executable, "-m", "shoal", "plan", "llama-3.1-8b", "--users", "40", "--isl", "2k", *QUICK],
+        capture_output=True, text=True, timeout=120, check=True, env=environment,
+    )  # fmt: skip
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= (80 if columns else 1000)
+    assert not any("\x1b" in line for line in lines)
+    row = next(line for line in lines if "h100_sxm" in line and "×" in line and "(" in line)
+    assert re.search(r"\d+ × tp\d+", row)
+    assert re.search(r"[\d.]+ \([\d.]+–[\d.]+\)", row)
+    short = [line for line in lines if line.strip() and len(line.strip()) < 4]
+    assert not short
