@@ -16,6 +16,8 @@ from shoal.specs.hardware import Accelerator
 MAX_USERS = 1 << 22
 PRECISION = 0.02
 """Relative step at which the number of users is no longer narrowed down."""
+ROUGH = 0.05
+"""The same for what is only compared with the answer."""
 DOUBLES = 1.9
 
 
@@ -44,12 +46,15 @@ class Gain:
     factor: float
 
 
-def carried(question: Question, accelerator: Accelerator, devices: int, start: int = 1) -> Carried:
+def carried(
+    question: Question, accelerator: Accelerator, devices: int, start: int = 1, precision: float = PRECISION
+) -> Carried:
     """The most users that `devices` of one kind carry.
 
     Args:
         question: its traffic is left out of account, lengths and targets are not.
-        start: a number of users to begin looking from; any finds the same answer to within `PRECISION`.
+        start: a number of users to begin looking from; any finds the same answer to within `precision`.
+        precision: relative step at which to stop narrowing down.
     """
     fixed = replace(question, accelerators=(accelerator,), max_devices=devices)
     alone = _plan(fixed, 1)
@@ -64,7 +69,7 @@ def carried(question: Question, accelerator: Accelerator, devices: int, start: i
         low, plan, high = high, tried, high * 2
     else:
         return Carried(accelerator, devices, low, plan)
-    while high - low > max(1, int(low * PRECISION)):
+    while high - low > max(1, int(low * precision)):
         middle = (low + high) // 2
         tried = _plan(fixed, middle)
         if tried is None or tried.best is None:
@@ -87,7 +92,7 @@ def as_published(question: Question, found: Carried) -> Carried | None:
     if design.weights.native and design.kv_dtype in ("bf16", "fp32"):
         return None
     plain = replace(question, weights=("checkpoint",), kv_dtypes=("bf16",))
-    return carried(plain, found.accelerator, found.devices, max(1, found.users // 2))
+    return carried(plain, found.accelerator, found.devices, max(1, found.users // 2), ROUGH)
 
 
 def gains(question: Question, found: Carried) -> tuple[Gain, ...]:
@@ -102,7 +107,7 @@ def gains(question: Question, found: Carried) -> tuple[Gain, ...]:
 
 
 def _gain(lever: Lever, found: Carried, devices: int) -> Gain:
-    after = carried(lever.question, found.accelerator, devices, found.users)
+    after = carried(lever.question, found.accelerator, devices, found.users, ROUGH)
     return Gain(lever.change, after.users, after.users / found.users)
 
 

@@ -1,7 +1,7 @@
 """Says a question again, in words and as a command, so that an answer carries the question that it answers."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from shoal.plan.api import ASSUMED_TPOT, ASSUMED_TTFT
@@ -105,11 +105,11 @@ def asked_of(question: Question, model: str) -> Asked:
 
 
 def command(asked: Asked, program: str = "shoal plan") -> str:
-    """The command line that asks this question."""
+    """The command line that asks this question; what is the default in any case is left out."""
     words = [*program.split(), *([asked.model] if asked.model else [])]
     for field in FIELDS:
         value = getattr(asked, field)
-        if value is not None and field != "model":
+        if value is not None and field != "model" and value != _DEFAULTS.get(field):
             words += [f"--{field.replace('_', '-')}", value.replace(", ", ",")]
     return shlex.join(words)
 
@@ -119,6 +119,13 @@ def _engine_version(question: Question) -> str | None:
     able = next((c for c in question.capabilities if c.engine == question.engines[0].engine), None)
     newest = load_catalog().capability(question.engines[0].engine).version
     return None if able is None or able.version == newest else able.version
+
+
+_DEFAULTS: Mapping[str, str] = {
+    "ttft": "5s", "tpot": "50ms", "percentile": "p50", "prefix_hit": "0%", "peak_to_mean": "1", "headroom": "10%",
+    "spares": "0", "engine": "vllm", "split": "auto", "prices": "owned", "sized_for": "mean",
+}  # fmt: skip
+"""As the page's form has them."""
 
 
 def _time(seconds: float | None, default: float) -> str | None:
