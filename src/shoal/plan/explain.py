@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from shoal.plan.alternatives import alternative_lines
 from shoal.plan.breakdown import NAMES, Breakdown, breakdown
 from shoal.plan.calc import devices_needed
 from shoal.plan.cautions import Caution, cautions, footprint
@@ -43,6 +44,8 @@ class Explanation:
     """The strongest changes of the question, strongest first."""
     prefix: tuple[str, ...] = ()
     """What reuse of prefixes is assumed, and what more would change."""
+    alternatives: tuple[str, ...] = ()
+    """Formats side by side, chunked prefill instead of a split, speculation."""
 
     def lines(self) -> Iterator[str]:
         """Everything as plain text, a heading before each part."""
@@ -55,6 +58,7 @@ class Explanation:
             ("What would change it", [flip.sentence for flip in self.flips]),
             ("Traffic and links", [use.sentence for use in self.links]),
             ("Splitting prefill from decode", list(self.splitting)),
+            ("What else would do", list(self.alternatives)),
             ("Rejected", list(self.rejected)),
             ("Mind", [f"{caution.topic}: {caution.text}" for caution in self.cautions]),
         ]
@@ -93,6 +97,7 @@ def explain(plan: Plan, sensitivity: bool = True) -> Explanation:
         cautions=cautions(plan, best),
         figures=sourced(question, best),
         levers=effects(plan) if sensitivity else (),
+        alternatives=tuple(alternative_lines(plan)),
         prefix=prefix_lines(plan) if sensitivity else (_prefix_assumed(plan),),
     )
 
