@@ -18,6 +18,7 @@ from shoal.plan.flips import Flip, price_flip, traffic_flips
 from shoal.plan.kv import sequence_curve
 from shoal.plan.ladder import Rung, ladder, published_precision, with_split, without_split
 from shoal.plan.levers import Effect, effects, prefix_lines
+from shoal.plan.per_part import part_lines, sure_line
 from shoal.plan.provenance import Sourced, sourced
 from shoal.plan.question import Question
 from shoal.plan.sequences import design_memory
@@ -46,6 +47,8 @@ class Explanation:
     """What reuse of prefixes is assumed, and what more would change."""
     alternatives: tuple[str, ...] = ()
     """Formats side by side, chunked prefill instead of a split, speculation."""
+    parts: tuple[str, ...] = ()
+    """The other accelerators of the question, a sentence each."""
 
     def lines(self) -> Iterator[str]:
         """Everything as plain text, a heading before each part."""
@@ -55,6 +58,7 @@ class Explanation:
             ("The ladder", [f"{r.number}. {r.name}: {r.verdict}. {r.reason}" for r in self.ladder]),
             ("What binds", list(self.binding)),
             ("What would change this answer most", [effect.sentence for effect in self.levers]),
+            ("The other accelerators", list(self.parts)),
             ("What would change it", [flip.sentence for flip in self.flips]),
             ("Traffic and links", [use.sentence for use in self.links]),
             ("Splitting prefill from decode", list(self.splitting)),
@@ -79,19 +83,20 @@ def explain(plan: Plan, sensitivity: bool = True) -> Explanation:
     best = plan.best
     if best is None:
         message = plan.impossible.message if plan.impossible else "Nothing serves this."
-        return Explanation((message,), (), (), None, (), rejected, (), (), (), ())
+        return Explanation((message,), (), (), None, (), rejected, (), (), (), (), parts=part_lines(plan))
     question = plan.question
     terms = breakdown(question, best)
     flips = [flip for flip in (price_flip(plan),) if flip is not None]
     if sensitivity:
         flips += traffic_flips(plan)
     return Explanation(
-        summary=tuple(_summary(plan, best)),
+        summary=(*_summary(plan, best), *([surely] if (surely := sure_line(plan)) else [])),
         ladder=ladder(plan),
         binding=tuple(_binding(plan, best, terms)),
         terms=terms,
         flips=tuple(flips),
         rejected=rejected,
+        parts=part_lines(plan),
         links=link_uses(question, best),
         splitting=tuple(_splitting(plan, best, terms)),
         cautions=cautions(plan, best),
@@ -124,15 +129,12 @@ def _summary(plan: Plan, best: Design) -> Iterator[str]:
     tied = [entry for entry in plan.ranked if entry.group == plan.ranked[0].group]
     names = list(dict.fromkeys(entry.design.accelerator.name for entry in tied))
     if len(tied) > 1:
-        cheapest = min((e.design for e in tied if e.design.cost), key=_dollars, default=None)
-        tail = f"; the cheapest as estimated is {cheapest.name} at {per_million(cheapest)}" if cheapest else ""
-        also = "" if cheapest is None or cheapest is best else tail
-        smallest = best.devices == min(entry.design.devices for entry in tied)
-        first = "the smallest comes first" if smallest else "the one that is least to run comes first"
+        simplest = min((e.design for e in tied), key=lambda d: (d.rung, d.devices))
+        tail = "" if simplest.rung >= best.rung else f"; the simplest of them is {simplest.name}"
+        where = f"{', '.join(names[:6])}{' and others' if len(names) > 6 else ''}"
         yield (
-            f"{len(tied):,} designs on {', '.join(names[:6])}{' and others' if len(names) > 6 else ''} are too "
-            "close to "
-            f"call: the intervals overlap, so {first}{also}."
+            f"{len(tied):,} designs on {where} are too close to call: the intervals overlap, and the cheapest as "
+            f"estimated comes first{tail}."
         )
     published = published_precision(plan)
     if published is not None:
