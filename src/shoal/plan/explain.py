@@ -18,6 +18,7 @@ from shoal.plan.flips import Flip, price_flip, traffic_flips
 from shoal.plan.kv import sequence_curve
 from shoal.plan.ladder import Rung, ladder, published_precision, with_split, without_split
 from shoal.plan.levers import Effect, effects, prefix_lines
+from shoal.plan.paying import paying_lines
 from shoal.plan.per_part import part_lines, sure_line
 from shoal.plan.provenance import Sourced, sourced
 from shoal.plan.question import Question
@@ -49,6 +50,8 @@ class Explanation:
     """Formats side by side, chunked prefill instead of a split, speculation."""
     parts: tuple[str, ...] = ()
     """The other accelerators of the question, a sentence each."""
+    paying: tuple[str, ...] = ()
+    """What owning, renting and buying tokens come to."""
 
     def lines(self) -> Iterator[str]:
         """Everything as plain text, a heading before each part."""
@@ -58,6 +61,7 @@ class Explanation:
             ("The ladder", [f"{r.number}. {r.name}: {r.verdict}. {r.reason}" for r in self.ladder]),
             ("What binds", list(self.binding)),
             ("What would change this answer most", [effect.sentence for effect in self.levers]),
+            ("Owning, renting, buying tokens", list(self.paying)),
             ("The other accelerators", list(self.parts)),
             ("What would change it", [flip.sentence for flip in self.flips]),
             ("Traffic and links", [use.sentence for use in self.links]),
@@ -97,6 +101,7 @@ def explain(plan: Plan, sensitivity: bool = True) -> Explanation:
         flips=tuple(flips),
         rejected=rejected,
         parts=part_lines(plan),
+        paying=paying_lines(question, best),
         links=link_uses(question, best),
         splitting=tuple(_splitting(plan, best, terms)),
         cautions=cautions(plan, best),

@@ -165,6 +165,7 @@ def explanation_data(found: Explanation) -> Data:
         "splitting": list(found.splitting),
         "rejected": list(found.rejected),
         "accelerators": list(found.parts),
+        "paying": list(found.paying),
         "cautions": [{"topic": c.topic, "text": c.text} for c in found.cautions],
         "figures": [{"name": f.name, "text": f.text, "class": f.kind, "source": f.source} for f in found.figures],
     }  # fmt: skip

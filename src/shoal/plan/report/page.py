@@ -51,6 +51,7 @@ def html_report(plan: Plan, explanation: Explanation, top: int = 12) -> str:
         _section("What would change it", _list(flip.sentence for flip in explanation.flips)),
         _section("Traffic and links", _list(use.sentence for use in explanation.links)),
         _section("Splitting prefill from decode", _list(explanation.splitting)),
+        _section("Owning, renting, buying tokens", _list(explanation.paying)),
         _section("The other accelerators", _list(explanation.parts)),
         _section("Rejected", _list(explanation.rejected)),
         _section("Mind", _list(f"{c.topic}: {c.text}" for c in explanation.cautions)),

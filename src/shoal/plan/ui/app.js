@@ -152,6 +152,7 @@
     list(host, "The ladder", why.ladder.map((r) => `${r.rung}. ${r.name}: ${r.verdict}. ${r.reason}`));
     list(host, "What binds", why.binding);
     list(host, "Splitting prefill from decode", why.splitting);
+    list(host, "Owning, renting, buying tokens", why.paying);
     list(host, "The other accelerators", why.accelerators);
     list(host, "Rejected", why.rejected);
     list(host, "Mind", why.cautions.map((c) => `${c.topic}: ${c.text}`));
