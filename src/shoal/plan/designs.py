@@ -177,7 +177,7 @@ class FrontPoint:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A design and its place: designs of one group are too close to call, and the smallest of them comes first."""
+    """A design and its place: designs of one group are too close to call."""
 
     group: int
     design: Design
