@@ -16,7 +16,8 @@ class SpecError(ValueError):
         self.field = field
         self.value = value
         self.accepted = accepted
-        super().__init__(f"{field}: {value!r} is not accepted; expected {accepted}")
+        said = "nothing is given" if value is None else f"{value!r} is not accepted"
+        super().__init__(f"{field}: {said}; expected {accepted}")
 
 
 def near_names(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
