@@ -59,6 +59,7 @@ def test_everything_wrong_is_said_at_once_by_field() -> None:
         (Asked(model=MODEL, weights="w8a8"), "weights", "fp8 or int8"),
         (Asked(model=MODEL, engine="vlm"), "engine", "vllm"),
         (Asked(model=MODEL, gpu="4xh100, 8xa100", users="8"), "gpu", "one count for all"),
+        (Asked(model=MODEL, gpu="8"), "gpu", "8xh100"),
         (Asked(), "model", "a model"),
         (Asked(model=""), "model", "a model"),
     ],
