@@ -167,7 +167,7 @@ def read_asked(
     }
     layouts = reader.take("layout", parse_layouts, ())
     if "" in counts and not parts and users is None and rate is None:
-        accepted = "which accelerator there is, such as 8xh100, or the traffic (users) that it is to carry"
+        accepted = "the accelerator too, such as 8xh100, or the traffic (users) that they are to carry"
         reader.problems.append(SpecError("gpu", asked.gpu, accepted))
     if counts and max_devices is None:
         max_devices = reader.one_count(counts, inverse=users is None and rate is None)
