@@ -206,10 +206,6 @@ class ExpertBalancer:
         self.imbalance: tuple[float, ...] = ()
         """Busiest rank over mean, by layer, as measured in the last window."""
 
-    @property
-    def placements(self) -> tuple[tuple[int, LayerPlacement], ...]:
-        return tuple(self._placements.items())
-
     def wants_load(self) -> bool:
         """Call once a step: whether this step ends a window, so that ranks should say what they counted."""
         self._steps += 1

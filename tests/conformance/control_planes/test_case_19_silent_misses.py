@@ -6,6 +6,7 @@
 import pytest
 
 from fleet import FOREIGN_URL, fleet
+from shoal.policy.routing.trust import DEGRADED
 
 PROMPT = "a long shared context " * 60
 
@@ -24,14 +25,13 @@ async def test_case_19_trust_falls_when_hits_do_not_come_true(caplog: pytest.Log
             answer = await f.post(f.chat(PROMPT + str(i), max_tokens=1))
         assert int(answer.headers["x-shoal-predicted-hit"]) > 0
         assert int(answer.headers["x-shoal-hit"]) == 0
-        assert replica.trust.degraded
-        assert replica.trust.predicted_tokens > replica.trust.actual_tokens > 0
+        assert replica.trust.value < DEGRADED
         assert "trust 0." in answer.headers["x-shoal-reason"]
         assert "don't come true" in caplog.text
         engine.prefix_caching = True
         for i in range(25):
             await f.post(f.chat(PROMPT + str(i), max_tokens=1))
-        assert not replica.trust.degraded, "it can be earned back"
+        assert replica.trust.value > DEGRADED, "it can be earned back"
 
 
 @pytest.mark.skipif(FOREIGN_URL is not None, reason="reads the gateway's own state")

@@ -21,7 +21,6 @@ class _Held:
     """The engine's name of a block → ours; in the order of storing."""
     count: dict[bytes, int] = field(default_factory=dict)
     """Ours → how many of the engine's blocks have this content."""
-    orphans: int = 0
     salts: bool = False
     """Whether its events ever told a cache salt: older engines' don't, and announce salted blocks like others."""
 
@@ -45,13 +44,9 @@ class ExactIndex:
         held = self._held.setdefault(replica, _Held())
         held.block_size = block_size
         held.salts = held.salts or any(tag == "cache_salt" for tag, _ in extras)
-        if parent is None:
-            ours = SEED
-        elif parent in held.own:
-            ours = held.own[parent]
-        else:
-            held.orphans += 1
+        if parent is not None and parent not in held.own:
             return False
+        ours = SEED if parent is None else held.own[parent]
         for place, name in enumerate(blocks.hashes):
             chunk = blocks.tokens[place * block_size : (place + 1) * block_size]
             ours = block_hash(ours, chunk, extras if parent is None and place == 0 else ())
@@ -124,15 +119,6 @@ class ExactIndex:
 
     def chosen(self, request: RouteRequest, replica: str, now: float) -> None:
         """Nothing: the engine will say."""
-
-    def blocks(self, replica: str) -> int:
-        held = self._held.get(replica)
-        return len(held.own) if held is not None else 0
-
-    def orphans(self, replica: str) -> int:
-        """Events that could not be placed: their parent was never seen."""
-        held = self._held.get(replica)
-        return held.orphans if held is not None else 0
 
     def __len__(self) -> int:
         return sum(len(held.own) for held in self._held.values())

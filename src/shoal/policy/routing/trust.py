@@ -16,24 +16,14 @@ class Trust:
     """One replica's. `value` scales its predicted hits in every scorer."""
 
     value: float = 1.0
-    predicted_tokens: int = 0
-    actual_tokens: int = 0
-    observations: int = 0
 
     def observe(self, predicted: int, actual: int) -> bool:
         """A request ended: tokens promised, and tokens that the engine says it reused. True if trust was just lost.
 
         Without a promise nothing is learned: a surprise hit doesn't make promises better.
         """
-        self.predicted_tokens += predicted
-        self.actual_tokens += actual
         if predicted <= 0:
             return False
-        self.observations += 1
         before = self.value
         self.value += _WEIGHT * (min(1.0, actual / predicted) - self.value)
         return before >= DEGRADED > self.value
-
-    @property
-    def degraded(self) -> bool:
-        return self.value < DEGRADED
