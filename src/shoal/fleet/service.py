@@ -4,11 +4,11 @@ bind ─► listen ─► start replicas ─► ready ─► (reload, renew)* �
 """
 
 import asyncio
-import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -20,7 +20,7 @@ from shoal.fleet.index import Followers
 from shoal.fleet.registry import Registry
 from shoal.fleet.sharing import Sharing
 from shoal.fleet.supervisor import Supervisor
-from shoal.http.serving import serve_while
+from shoal.http.serving import on_signals, serve_while
 from shoal.http.work_threads import use_work_threads
 from shoal.specs.errors import SpecError
 
@@ -210,20 +210,13 @@ class FleetService:
         self.registry.close()
 
 
-@contextlib.contextmanager
-def signals_steer(service: FleetService) -> Iterator[None]:
-    """SIGINT and SIGTERM stop it (twice: at once), SIGHUP reloads, SIGUSR2 renews. Main thread only."""
-    loop = asyncio.get_running_loop()
-    actions = {
-        signal.SIGINT: service.stop,
-        signal.SIGTERM: service.stop,
-        signal.SIGHUP: service.reload,
-        signal.SIGUSR2: service.renew,
-    }
-    for number, action in actions.items():
-        loop.add_signal_handler(number, action)
-    try:
-        yield
-    finally:
-        for number in actions:
-            loop.remove_signal_handler(number)
+def signals_steer(service: FleetService) -> AbstractContextManager[None]:
+    """SIGINT and SIGTERM stop it (twice: at once), SIGHUP reloads, SIGUSR2 renews."""
+    return on_signals(
+        {
+            signal.SIGINT: service.stop,
+            signal.SIGTERM: service.stop,
+            signal.SIGHUP: service.reload,
+            signal.SIGUSR2: service.renew,
+        }
+    )

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 import uvicorn
@@ -11,8 +11,21 @@ from starlette.types import ASGIApp
 
 from shoal.http.transport import HttpProtocol
 
-LAST_WORDS_SECONDS = 5.0
+FLUSH_SECONDS = 5.0
 """When what is behind has ended every request, connections get this long to carry the last events out."""
+
+
+@contextlib.contextmanager
+def on_signals(actions: Mapping[int, Callable[[], None]]) -> Iterator[None]:
+    """Call these at signals of the process. Main thread of the running loop only."""
+    loop = asyncio.get_running_loop()
+    for number, action in actions.items():
+        loop.add_signal_handler(number, action)
+    try:
+        yield
+    finally:
+        for number in actions:
+            loop.remove_signal_handler(number)
 
 
 class _Server(uvicorn.Server):
@@ -49,7 +62,7 @@ async def serve_while(
         # The access log names who is connected, not what a client says of itself.
         proxy_headers=False,
         timeout_keep_alive=75,
-        timeout_graceful_shutdown=int(LAST_WORDS_SECONDS),
+        timeout_graceful_shutdown=int(FLUSH_SECONDS),
         backlog=1024,
         ssl_certfile=certificate,
         ssl_keyfile=key,

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from shoal.policy.outcomes import MEANINGS, Outcome
 from shoal.policy.routing.contracts import ReplicaState, RouteRequest
+from shoal.policy.routing.filters import serves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,12 +135,5 @@ def _without(
     A reset connection is no reason to give up on the only replica.
     """
     excluded = request.excluded | {failed.name} | unable
-    others = any(
-        request.model in state.models
-        and (request.weights is None or state.weights == request.weights)
-        and state.role != "prefill"
-        and state.serving
-        for state in states
-        if state.name not in excluded
-    )
+    others = any(state.serving and serves(request, state) for state in states if state.name not in excluded)
     return replace(request, excluded=excluded if others else unable)

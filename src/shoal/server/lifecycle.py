@@ -5,12 +5,12 @@ answers while the model loads, `/ready` once it has.
 """
 
 import asyncio
-import contextlib
 import logging
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
@@ -19,7 +19,7 @@ from shoal.engine.async_engine import AsyncEngine
 from shoal.engine.options import EngineOptions
 from shoal.engine.outputs import Observer, RequestTimings, StepStats
 from shoal.engine.pooling.engine import PoolingEngine, open_pooling
-from shoal.http.serving import LAST_WORDS_SECONDS, serve_while
+from shoal.http.serving import FLUSH_SECONDS, on_signals, serve_while
 from shoal.http.work_threads import spare_the_collector, use_work_threads
 from shoal.server.app import build_app
 from shoal.server.options import ServerOptions
@@ -132,19 +132,10 @@ class ReplicaServer:
             task.cancel()
         await asyncio.gather(draining, forced, return_exceptions=True)
         self.state.cancel_requests()
-        await engine.drain(LAST_WORDS_SECONDS)
+        await engine.drain(FLUSH_SECONDS)
         await engine.close()
 
 
-@contextlib.contextmanager
-def signals_stop(replica: ReplicaServer) -> Iterator[None]:
-    """SIGINT and SIGTERM stop `replica`; the second one at once. Main thread of the running loop only."""
-    loop = asyncio.get_running_loop()
-    caught = (signal.SIGINT, signal.SIGTERM)
-    for number in caught:
-        loop.add_signal_handler(number, replica.stop)
-    try:
-        yield
-    finally:
-        for number in caught:
-            loop.remove_signal_handler(number)
+def signals_stop(replica: ReplicaServer) -> AbstractContextManager[None]:
+    """SIGINT and SIGTERM stop `replica`; the second one at once."""
+    return on_signals(dict.fromkeys((signal.SIGINT, signal.SIGTERM), replica.stop))

@@ -5,19 +5,23 @@ from collections.abc import Sequence
 from shoal.policy.routing.contracts import NoReplica, ReplicaState, RouteRequest
 
 
+def serves(request: RouteRequest, replica: ReplicaState) -> bool:
+    """Whether a replica has the right model, weights, role and pool, whatever state it is in."""
+    return (
+        request.model in replica.models
+        and (request.pool is None or replica.pool == request.pool)
+        and (request.weights is None or replica.weights == request.weights)
+        and (replica.role == "prefill") == (request.role == "prefill")
+    )
+
+
 class Serves:
     """The right model, role and pool, and not tried already."""
 
     waits = False
 
     def keep(self, request: RouteRequest, replica: ReplicaState, now: float) -> bool:
-        return (
-            request.model in replica.models
-            and replica.name not in request.excluded
-            and (request.pool is None or replica.pool == request.pool)
-            and (request.weights is None or replica.weights == request.weights)
-            and (replica.role == "prefill") == (request.role == "prefill")
-        )
+        return replica.name not in request.excluded and serves(request, replica)
 
 
 class Available:
@@ -49,15 +53,7 @@ class HasSlot:
 
 def why_none(request: RouteRequest, replicas: Sequence[ReplicaState]) -> NoReplica:
     """The first reason that holds for everybody."""
-    pool, weights, prefill = request.pool, request.weights, request.role == "prefill"
-    serving = [
-        r
-        for r in replicas
-        if request.model in r.models
-        and (pool is None or r.pool == pool)
-        and (weights is None or r.weights == weights)
-        and (r.role == "prefill") == prefill
-    ]
+    serving = [r for r in replicas if serves(request, r)]
     if not serving:
         return NoReplica("model", f"no replica serves model {request.model[:200]!r}")
     if not (untried := [r for r in serving if r.name not in request.excluded]):
