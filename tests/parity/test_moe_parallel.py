@@ -187,8 +187,8 @@ def test_hot_experts_are_replicated_while_serving_and_no_token_changes(
 
         drive = Drive(llm)
         drive.run(prompts, GREEDY, watch)
-        assert balancer.moves >= len(balancer.placements)
         first = next(window for window in measured if window)
+        assert balancer.moves >= len(first), "each layer has moved"
         assert min(first) > 1.4
         assert max(measured[2]) < 1.25
         again = greedy(llm, prompts, NEW)
