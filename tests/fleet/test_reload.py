@@ -101,7 +101,7 @@ async def test_breaker_health_limits_and_tracing(
             write(path, found, **changed)
             await reloaded(service)
             assert "restart" not in caplog.text
-            assert isinstance(service._current.app, Traced)
+            assert isinstance(service.current.app, Traced)
             assert started == ["shoal-gateway"]
             assert (await asking.post("/v1/completions", json=body(prompt="x" * 6000))).status_code == 413
             replica = service.registry.get("p-0")
@@ -111,7 +111,7 @@ async def test_breaker_health_limits_and_tracing(
             write(path, found, listen={"port": 1})
             await reloaded(service)
             assert "listen: a change needs a restart" in caplog.text
-            assert not isinstance(service._current.app, Traced)
+            assert not isinstance(service.current.app, Traced)
 
 
 async def test_a_file_that_this_machine_cannot_serve_changes_nothing(

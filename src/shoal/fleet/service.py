@@ -63,7 +63,7 @@ class FleetService:
         self.reloads = 0
         self._equip: Equip = equip or (lambda service, gateway: gateway)
         self._read_config = read_config
-        self._current = CurrentApp()
+        self.current = CurrentApp()
         self._monitor: HealthMonitor | None = None
         self._followers: Followers | None = None
         self.sharing = Sharing(self.registry)
@@ -85,7 +85,7 @@ class FleetService:
         """Serve on `sock` until stopped. `FleetError` if a pool can't be brought up; nothing is left then."""
         self._open(self.config)
         listen = self.config.listen
-        app: ASGIApp = self._current
+        app: ASGIApp = self.current
         if listen.cors_origins:
             app = CORSMiddleware(app, allow_origins=listen.cors_origins, allow_methods=["*"], allow_headers=["*"])
         use_work_threads(asyncio.get_running_loop())
@@ -107,7 +107,7 @@ class FleetService:
         gateway = Gateway(self.registry, config.gateway_config(), router=router)
         gateway.start()
         self.gateway, self.config = gateway, config
-        self._current.app = self._equip(self, gateway)
+        self.current.app = self._equip(self, gateway)
         self._background(self.sharing.attach(gateway, config.shared))
         if old is not None:
             self._background(self._retire(old))
