@@ -1,8 +1,10 @@
-"""Fault 3 of issue 14: everything emitted for vLLM is parsed by vLLM's own parser. `make test-peers` runs it."""
+"""Fault 3 of issue 14: what is emitted for vLLM and SGLang is parsed by their own parsers; `make test-peers`."""
 
 import json
+import os
 import shlex
 import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
@@ -72,3 +74,38 @@ def test_every_vllm_text_is_parsed_by_vllm() -> None:
     for got, expected in zip(found, wanted, strict=True):
         shown = {key: got[key] for key in expected if key != "data_parallel_size" or not got["split"]}
         assert shown == {key: expected[key] for key in shown}
+
+
+_PARSE_SGLANG = """
+import argparse, json, sys
+from sglang.srt.server_args import ServerArgs
+parser = argparse.ArgumentParser()
+ServerArgs.add_cli_args(parser)
+for words in json.load(sys.stdin):
+    found = parser.parse_args(words)
+    print("PARSED " + json.dumps({"tp": found.tp_size, "sequences": found.max_running_requests}))
+"""
+
+
+def test_every_sglang_text_is_parsed_by_sglang() -> None:
+    """It called `--cuda-graph-max-bs` ambiguous."""
+    python = os.environ.get("SHOAL_SGLANG", "/opt/peers/sglang/bin/python")
+    if not Path(python).exists():
+        pytest.skip(f"no SGLang at {python}; set SHOAL_SGLANG to the Python of its environment")
+    commands: list[list[str]] = []
+    wanted: list[tuple[int, int]] = []
+    for name, split in (("llama-3.1-8b", "never"), ("llama-3.1-70b", "only"), ("deepseek-v3", "auto")):
+        question = ask(name, gpu=["h200"], users=40, context=4096, split=split, engine="sglang", tpot=None)  # type: ignore[arg-type]
+        plan = search(question)
+        for design in [d for d in plan.designs if d.weights.native or d.weights.name == "fp8"][:12]:
+            text = emit(plan, "sglang", design=design).replace(" \\\n", " ")
+            lines = [shlex.split(line) for line in text.splitlines() if "sglang.launch_server" in line]
+            decode = [words for words in lines if "prefill" not in words]
+            commands += [words[3:] for words in decode]
+            wanted += [(design.layout.tp * design.layout.dp, design.sequences * design.layout.dp)] * len(decode)
+    done = subprocess.run(
+        [python, "-c", _PARSE_SGLANG], input=json.dumps(commands), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("PARSED ")]
+    assert [(got["tp"], got["sequences"]) for got in found] == wanted
