@@ -54,13 +54,13 @@ class IntervalCell(msgspec.Struct, frozen=True):
 
 
 class OwnFit(msgspec.Struct, frozen=True):
-    """One engine on one machine with weights of one precision, as its user measured it."""
+    """One engine on one machine, as its user measured it with one model in one precision."""
 
     engine: str
     machine: str
     precision: str
     model: str
-    """Key of the model that was measured; others share the constants, not the interval."""
+    """Key of the model that was measured; others, and other precisions, share the constants, not the interval."""
     observations: int
     offsets: dict[str, float]
     """Shifts of constants on their link scale."""
@@ -100,12 +100,10 @@ def model_key(d: Deployment) -> str:
 
 
 def own_fit(d: Deployment, own: Sequence[OwnFit]) -> int | None:
-    """The place of a user's own fit of this engine, machine and precision; the last one counts."""
-    for place in reversed(range(len(own))):
-        fit = own[place]
-        if (fit.engine, fit.machine, fit.precision) == (d.backend, d.accelerator.name, d.precision):
-            return place
-    return None
+    """The place of a user's own fit of this engine and machine: of this precision, or else the last of another."""
+    here = [n for n, fit in enumerate(own) if (fit.engine, fit.machine) == (d.backend, d.accelerator.name)]
+    exact = [n for n in here if own[n].precision == d.precision]
+    return (exact or here or [None])[-1]
 
 
 def familiarity(
@@ -130,7 +128,7 @@ def familiarity(
     if place is None:
         return Familiarity(float(level), float(hardware), FURTHER**extra)
     fit, trees = own[place], float(own[place].trees)
-    if fit.model == model_key(d):
+    if (fit.model, fit.precision) == (model_key(d), d.precision):
         return Familiarity(float(len(LEVELS) + place), float(hardware), 1.0, trees, *fit.factors)
     return Familiarity(float(LEVELS.index("model")), float(hardware), 1.0, trees, *fit.factors)
 

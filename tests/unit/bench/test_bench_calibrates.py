@@ -101,6 +101,10 @@ def test_constants_of_one_machine_leave_the_others_alone(tmp_path: Path) -> None
     bigger = replace(_template(), model=model_work(find_model("qwen3-0.6b")))
     assert LEVELS[int(mine.familiarity(bigger).level)] == "model"
     assert not math.isclose(mine.estimate(bigger).tpot.mean, before.estimate(bigger).tpot.mean, rel_tol=0.02)
+    # Other weights of the same model too: designs are compared on the same machine.
+    narrow = replace(_template(), precision="int8")
+    assert LEVELS[int(mine.familiarity(narrow).level)] == "model"
+    assert mine.constants(narrow).step == mine.constants(_template()).step != before.constants(narrow).step
     # A second calibration of the machine takes the first one's place.
     again = rescale(found.artifact, _template(), [replace(o, tpot=2 * o.tpot) for o in observations])
     assert len(again.artifact.own) == 1
