@@ -103,7 +103,8 @@ def own_fit(d: Deployment, own: Sequence[OwnFit]) -> int | None:
     """The place of a user's own fit of this engine and machine: of this precision, or else the last of another."""
     here = [n for n, fit in enumerate(own) if (fit.engine, fit.machine) == (d.backend, d.accelerator.name)]
     exact = [n for n in here if own[n].precision == d.precision]
-    return (exact or here or [None])[-1]
+    found = exact or here
+    return found[-1] if found else None
 
 
 def familiarity(
