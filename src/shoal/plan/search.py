@@ -17,7 +17,7 @@ from shoal.plan.capacity import Capacity, capacity, load_of_replica, rate_at, re
 from shoal.plan.cost import bill, demand, rank, whole
 from shoal.plan.designs import BestPossible, Design, FrontPoint, Limit, Miss, Plan, Rejection
 from shoal.plan.load_grid import Grid, measure_grid
-from shoal.plan.question import Question
+from shoal.plan.question import MAX_DEVICES, Question
 from shoal.plan.sizing import Array, CandidateTable, Pick, Times
 from shoal.plan.splitting import split_designs
 from shoal.plan.step_time import Estimate
@@ -71,22 +71,15 @@ def _aggregated(
     rates = rate_at(question, measured, load)
     others = {end: replicas_needed(question, ends[end]) for end in ("low", "high")}
     designs: list[Design] = []
+    most = question.max_devices or MAX_DEVICES
     for at, index in enumerate(alive.tolist()):
         c = table.candidates[index]
         devices = int(total[index]) * c.layout.world
-        if question.max_devices is not None and devices > question.max_devices:
-            detail = f"{devices} devices, of {question.max_devices} that there are"
-            missed.append(
-                Miss(
-                    "devices",
-                    c.label,
-                    detail,
-                    devices / question.max_devices,
-                    devices,
-                    c.accelerator.name,
-                    c.layout,
-                )
-            )
+        if devices > most:
+            there = "are planned for" if question.max_devices is None else "there are"
+            detail = f"{devices:,} devices, of {most:,} that {there}"
+            part = c.accelerator.name
+            missed.append(Miss("devices", c.label, detail, devices / most, devices, part, c.layout))
             continue
         spread = tuple(float(others[end][index]) for end in ("low", "high"))
         designs.append(
@@ -265,7 +258,12 @@ def _impossible(question: Question, table: CandidateTable, measured: Grid, misse
     short = [miss for miss in missed if miss.reason == "devices"]
     if not parts and short:
         what, few = "devices", min(short, key=lambda miss: miss.devices)
-        parts.append(f"the traffic needs {few.devices} devices ({few.label}), and there are {question.max_devices}")
+        most = (
+            f"there are {question.max_devices:,}"
+            if question.max_devices
+            else f"at most {MAX_DEVICES:,} are planned for"
+        )
+        parts.append(f"the traffic needs {few.devices:,} devices ({few.label}), and {most}")
     if not parts:
         parts.append(
             f"each target can be met, but not both by one design: TTFT {ttft.mean:.3g} s on {first}, "

@@ -337,3 +337,10 @@ def test_any_question_has_an_answer_or_a_reason(
 def test_ranking_is_the_same_whatever_the_order_of_designs() -> None:
     designs = list(llama().designs)
     assert [e.design.name for e in rank(reversed(designs))] == [e.design.name for e in rank(designs)]
+
+
+def test_more_devices_than_any_fleet_are_refused_with_the_reason() -> None:
+    plan = search(ask("llama-3.1-8b", gpu=["h100"], users=10**8, ttft=0.5, tpot=0.03))
+    assert plan.best is None
+    assert plan.impossible is not None
+    assert any("of 1,048,576 that are planned for" in miss.detail for miss in plan.missed)
