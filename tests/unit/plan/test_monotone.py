@@ -22,7 +22,7 @@ BASE = {
 }
 STRICTER = {
     "users": st.tuples(st.floats(1, 2000), st.floats(1.0, 3.0)),
-    "input_tokens": st.tuples(st.floats(128, 20_000), st.floats(1.0, 4.0)),
+    "input_tokens": st.tuples(st.floats(128, 9_000), st.floats(1.0, 4.0)),
     "ttft": st.tuples(st.floats(0.3, 20), st.floats(0.3, 1.0)),
     "tpot": st.tuples(st.floats(0.012, 0.2), st.floats(0.3, 1.0)),
     "percentile": st.tuples(st.floats(50, 80), st.floats(1.0, 1.2)),
