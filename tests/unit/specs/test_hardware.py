@@ -67,6 +67,19 @@ def test_names_and_aliases(name: str, known: str) -> None:
     assert load_catalog().accelerator(name).name == known
 
 
+def test_figures_of_parts_by_name_say_where_they_were_read_or_that_they_were_not() -> None:
+    """A label such as "product data sheet" names no document that a reader could open."""
+    parts = [part for part in load_catalog().accelerators.values() if part.by_name_only]
+    assert len(parts) == 26
+    for part in parts:
+        for name, figure in part.figures:
+            if figure.kind == "calculated":
+                words = ("check before relying on it", "assumed", "computed", " x ", "twice", "half of")
+            else:
+                words = ("https://", ".py at ", ".ts at ", "gpu_configs/ at ", "in public logs")
+            assert any(word in figure.source for word in words), f"{part.name}: {name}: {figure.source}"
+
+
 def test_no_name_stands_for_two_accelerators() -> None:
     seen: dict[str, str] = {}
     for accelerator in load_catalog().accelerators.values():
