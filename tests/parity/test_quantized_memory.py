@@ -14,7 +14,7 @@ PROBE = """
 import json, sys, threading
 from pathlib import Path
 import torch
-from shoal.engine.models import build_model
+from shoal.engine.models.build import build_model
 from shoal.engine.models.quantize import quantize_model
 from shoal.engine.weights import open_weights
 from shoal.specs import load_model_spec
