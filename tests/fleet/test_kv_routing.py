@@ -32,8 +32,12 @@ def ask(served: Served, tokens: list[int], **fields: str) -> tuple[str, int, int
 @pytest.mark.parametrize("fields", [{}, {"cache_salt": "a tenant's"}], ids=["plain", "salted"])
 def test_whoever_computed_a_prefix_gets_its_next_turn(told: Served, fields: dict[str, str]) -> None:
     offset = 20 if fields else 0
-    conversations = [[5 + offset + 3 * n + i % 9 for i in range(160)] for n in range(4)]
-    homes = [ask(told, tokens, **fields)[0] for tokens in conversations]
+    conversations: list[list[int]] = []
+    homes: list[str] = []
+    # On a busy machine one replica may look slower for a while, and is asked less.
+    while len(homes) < 4 or (len(set(homes)) < 2 and len(homes) < 24):
+        conversations.append([5 + offset + 3 * len(homes) + i % 9 for i in range(160)])
+        homes.append(ask(told, conversations[-1], **fields)[0])
     assert set(homes) == {"tiny-0", "tiny-1"}
     expected = [(home, held, held) for home in homes for held in (144, 160)]
 
