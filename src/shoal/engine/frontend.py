@@ -40,6 +40,9 @@ class Frontend:
         self.spec = spec
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
+        longest = tokenizer.max_token_bytes
+        self.max_prompt_bytes = max_model_len * longest if longest is not None else None
+        """Bytes of text (UTF-8) that can fit a context at the most; None: not known."""
         self.adapters = tuple(adapters)
         """Names of the LoRA adapters that requests may choose."""
         self.sampling_defaults = sampling_defaults or SamplingDefaults()

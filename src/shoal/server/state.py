@@ -112,9 +112,9 @@ class ServerState:
     @property
     def max_prompt_bytes(self) -> int | None:
         """Bytes of text that can fit a context at the most; None: not known."""
-        limit, engine = self.max_model_len, self._engine
-        each = engine.frontend.tokenizer.max_token_bytes if engine is not None else None
-        return limit * each if limit is not None and each is not None else None
+        return (
+            self._engine.frontend.max_prompt_bytes if self._engine is not None and self.not_ready is None else None
+        )
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name not in self.names and name not in self.adapters:

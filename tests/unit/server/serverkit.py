@@ -82,6 +82,8 @@ class ScriptEngine:
     def reset(self) -> None:
         """The script as a test expects it."""
         self.healthy = True
+        longest = self.tokenizer.max_token_bytes
+        self.max_prompt_bytes = self.max_model_len * longest if longest is not None else None
         self.sampling_defaults = SamplingDefaults()
         self.reasoning = "auto"
         self.answer = "Hello, wörld!"

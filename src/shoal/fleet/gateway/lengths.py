@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from shoal.fleet.gateway.body import Parsed, given
 from shoal.fleet.registry import Registry
 from shoal.http.errors import in_messages_words, prompt_too_long
-from shoal.http.json_limits import UNCHECKED_BYTES
+from shoal.http.json_limits import UNCHECKED_BYTES, count, pieces
 
 _LONGEST_ESCAPE = 6
 _NO_TOKEN_FROM = 0xF1
 """UTF-8 lead bytes of characters that are not assigned: vocabularies may lack them."""
-_CHUNK = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ def _of_prompt(prompt: Raw, limit: ContextLimit) -> int:
         return 0
     following = bytes(memoryview(prompt)[1:64]).lstrip()[:1]
     if following.isdigit():
-        return _count(data, ord(",")) + 1
+        return sum(count(piece, ",") for piece in pieces(data)) + 1
     return max((_of_prompt(each, limit) for each in _raws.decode(prompt)), default=0)
 
 
@@ -107,12 +106,7 @@ def _of_content(content: Raw) -> int:
 def _certain_bytes(text: NDArray[np.uint8]) -> int:
     """Of a JSON string, quotes and all."""
     left_out = 2
-    for start in range(0, text.size, _CHUNK):
-        piece = text[start : start + _CHUNK]
-        left_out += _count(piece, ord(" ")) + _LONGEST_ESCAPE * _count(piece, ord("\\"))
+    for piece in pieces(text):
+        left_out += count(piece, " ") + _LONGEST_ESCAPE * count(piece, "\\")
         left_out += int(np.count_nonzero(piece >= _NO_TOKEN_FROM))
     return max(0, text.size - left_out)
-
-
-def _count(data: NDArray[np.uint8], value: int) -> int:
-    return int(np.count_nonzero(data == value))
