@@ -73,6 +73,10 @@ class OwnFit(msgspec.Struct, frozen=True):
     """Logarithms themselves: their scale is 1."""
 
 
+def _ends(of: IntervalCell | OwnFit) -> tuple[float, float, float, float]:
+    return of.tpot.low, of.tpot.high, of.ttft.low, of.ttft.high
+
+
 @dataclass(frozen=True, slots=True)
 class Familiarity:
     """What of a case was measured; floats, or arrays with one entry per case."""
@@ -156,14 +160,11 @@ class IntervalTable:
         self._quantiles = np.zeros((4, *shape))
         for cell in sorted(cells, key=lambda c: c.hardware != ""):
             level, regime = LEVELS.index(cell.level), REGIMES.index(cell.regime)
-            at = slice(None) if cell.hardware == "" else slice(CLASSES.index(cell.hardware), None)
-            last = None if cell.hardware == "" else CLASSES.index(cell.hardware) + 1
-            values = (cell.tpot.low, cell.tpot.high, cell.ttft.low, cell.ttft.high)
-            for row, value in enumerate(values):
-                self._quantiles[row, level, regime, slice(at.start, last)] = value
-
+            at = slice(None) if cell.hardware == "" else CLASSES.index(cell.hardware)
+            for row, value in enumerate(_ends(cell)):
+                self._quantiles[row, level, regime, at] = value
         for place, fit in enumerate(own):
-            for row, value in enumerate((fit.tpot.low, fit.tpot.high, fit.ttft.low, fit.ttft.high)):
+            for row, value in enumerate(_ends(fit)):
                 self._quantiles[row, len(LEVELS) + place] = value
 
     def quantiles(self, known: Familiarity, regime: Index) -> Array:

@@ -43,7 +43,7 @@ class Packer:
         return self._matrix(
             w=weight.data_ptr(),
             scales=0,
-            bias=0 if bias is None else bias.data_ptr(),
+            bias=address(bias),
             inputs=inputs,
             outputs=outputs,
             scheme=self._dense,
@@ -54,7 +54,7 @@ class Packer:
         return self._matrix(
             w=weight.codes.data_ptr(),
             scales=weight.scales.data_ptr(),
-            bias=0 if bias is None else bias.data_ptr(),
+            bias=address(bias),
             inputs=weight.inputs,
             outputs=weight.outputs,
             scheme=self._schemes[weight.scheme],
