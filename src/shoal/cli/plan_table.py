@@ -81,7 +81,8 @@ def _money(d: Design, narrow: bool) -> list[str]:
 def _shape(d: Design, narrow: bool) -> str:
     decode = f"{d.replicas} × {d.layout.label()}"
     if d.prefill is not None:
-        decode = f"{d.prefill_replicas} × {d.prefill.label()} + {decode}"
+        first = "" if d.prefill_accelerator is None else f" on {d.prefill_accelerator.name}"
+        decode = f"{d.prefill_replicas} × {d.prefill.label()}{first} + {decode}"
     formats = f"{d.weights.name}/{d.kv_dtype}"
     return f"{d.accelerator.name} {decode}\n{formats}" if narrow else f"{d.accelerator.name}  {decode}, {formats}"
 

@@ -59,7 +59,7 @@ def format_rows(plan: Plan) -> tuple[FormatRow, ...]:
     best = plan.best
     if best is None:
         return ()
-    here = [d for d in plan.designs if d.accelerator.name == best.accelerator.name]
+    here = [d for d in plan.designs if d.beside(best)]
     able = plan.question.capability_for(best.accelerator)
     rows = []
     for option in weight_options(plan.question, best.accelerator):
@@ -95,7 +95,7 @@ def alternative_lines(plan: Plan) -> Iterator[str]:
 
 def chunked_sentence(plan: Plan, best: Design) -> str:
     """Whether one pool that cuts prompts into chunks meets the targets, so that no split is needed."""
-    here = [d for d in plan.designs if d.accelerator.name == best.accelerator.name and not d.split]
+    here = [d for d in plan.designs if d.beside(best) and not d.split]
     if plan.question.split == "only":
         return "Chunked prefill in one pool was ruled out by the question."
     if not here:

@@ -10,10 +10,9 @@ from shoal.plan.designs import Design
 from shoal.plan.numeric import ARRAY
 from shoal.plan.pool_work import PoolWork
 from shoal.plan.question import Question
-from shoal.plan.sizing import CandidateTable
+from shoal.plan.sizing import CandidateTable, take
 from shoal.plan.step_time import Terms, decode_terms, prefill_terms
 from shoal.plan.work import model_work
-from shoal.specs.layout import Layout
 
 NAMES = {
     "weights read": "reading dense weights from memory",
@@ -56,10 +55,13 @@ class Breakdown:
         return self.tpot[0]
 
 
-def candidate_of(question: Question, design: Design, layout: Layout | None = None) -> Candidate:
-    """The candidate a design was made from (or its prefill pool, by `layout`)."""
-    engine = question.engine_for(design.accelerator)
-    found = hold(question, design.accelerator, engine, design.weights, design.kv_dtype, layout or design.layout)
+def candidate_of(question: Question, design: Design, first: bool = False) -> Candidate:
+    """The candidate that a design was made from; `first`: that of its prefill pool, if it has one."""
+    accelerator, layout = design.accelerator, design.layout
+    if first and design.prefill is not None:
+        accelerator, layout = design.prefill_accelerator or accelerator, design.prefill
+    engine = question.engine_for(accelerator)
+    found = hold(question, accelerator, engine, design.weights, design.kv_dtype, layout)
     assert isinstance(found, Candidate), "a design's replica holds the model"
     return found
 
@@ -67,18 +69,20 @@ def candidate_of(question: Question, design: Design, layout: Layout | None = Non
 def breakdown(question: Question, design: Design) -> Breakdown:
     """What the times of a design at its load are made of."""
     candidate = candidate_of(question, design)
-    table = CandidateTable(question, [candidate], model_work(question.model))
-    constants = (table.parted if design.split else table.whole)[0]
+    table = CandidateTable(
+        question, [candidate, candidate_of(question, design, first=True)], model_work(question.model)
+    )
+    both = (table.parted if design.split else table.whole)[0]
+    constants, first_constants = (take(both, np.array([row])) for row in (0, 1))
     load = question.workload
     layout = candidate.layout
     sequences = np.array([max(min(design.load, design.memory_batch) / layout.dp / layout.pp, 1.0)])
     context = np.array([load.mean_context])
-    decode = decode_terms(table.work, constants, sequences, context, ARRAY)
-    parts = _named(decode, table.work, constants.weight_bandwidth)
-    rows = np.array([0])
-    first = table.first(rows)
+    work, first = take(table.work, np.array([0])), table.first(np.array([1]))
+    decode = decode_terms(work, constants, sequences, context, ARRAY)
+    parts = _named(decode, work, constants.weight_bandwidth)
     tokens = np.array([load.input.mean])
-    prompt = prefill_terms(first, constants, tokens, 0.0 * tokens, ARRAY)
+    prompt = prefill_terms(first, first_constants, tokens, 0.0 * tokens, ARRAY)
     step, alone = float(decode.total[0]), float(prompt.total[0])
     if not design.split:
         others = max(float(sequences[0]) * layout.pp - 1.0, 0.0)
@@ -86,7 +90,7 @@ def breakdown(question: Question, design: Design) -> Breakdown:
         parts.append(("interference", waits / (load.output.mean * layout.pp)))
     whole = sum(seconds for _, seconds in parts)
     scale = design.tpot.mean / whole
-    prefill_parts = _named(prompt, table.work, constants.weight_bandwidth, "scores")
+    prefill_parts = _named(prompt, first, first_constants.weight_bandwidth, "scores")
     floor = float(table.work.dense_bytes[0] / table.work.bandwidth[0])
     assert step > 0
     return Breakdown(_shares(parts, scale), _shares(prefill_parts, 1.0), alone, floor)

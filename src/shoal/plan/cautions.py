@@ -147,13 +147,17 @@ def _certainty(plan: Plan, design: Design) -> list[Caution]:
             "The targets are met as estimated, not at the upper end of the intervals: measure before you promise."
         )
         found.append(Caution("uncertain", text))
-    vendor = [name for name, f in design.accelerator.figures if f.kind == "vendor" and name != "devices_per_node"]
-    if vendor:
+    for part in design.accelerators:
+        vendor = [name for name, f in part.figures if f.kind == "vendor" and name != "devices_per_node"]
+        if vendor:
+            text = f"Figures of {part.name} from its maker's data sheet: {', '.join(vendor)}. Peaks, not results."
+            found.append(Caution("vendor figures", text))
+    if design.mixed:
         text = (
-            f"Figures of {design.accelerator.name} from its maker's data sheet: {', '.join(vendor)}. Peaks, not "
-            "results."
+            "No measured row has prefill and decode on different accelerators: intervals are wider for it. Both "
+            "sides need one network, one engine version and one checkpoint."
         )
-        found.append(Caution("vendor figures", text))
+        found.append(Caution("mixed hardware", text))
     if is_processor(design.accelerator):
         text = (
             "No processor was among the measured rows that the time model was fitted to: run `shoal plan "

@@ -34,35 +34,44 @@ def demand(question: Question, achieved: float) -> float:
 
 
 def bill(
-    question: Question, accelerator: Accelerator, devices: int, asked: float, needed: tuple[int, int, int],
+    question: Question, parts: Sequence[tuple[Accelerator, int]], asked: float, needed: tuple[int, int, int],
     at_capacity: float,
 ) -> tuple[Cost | None, Energy | None]:  # fmt: skip
-    """Cost and energy of `devices`, where price and power are known.
+    """Cost and energy of devices, where price and power of all of them are known.
 
     Args:
+        parts: (accelerator, devices) of each pool, spares included.
         asked: output tokens a second at the peak, see `demand`.
         needed: devices without spares at the quick end, as estimated, and at the slow end.
         at_capacity: output tokens a second that the devices deliver when full.
     """
-    price, watts = accelerator.price(question.basis), accelerator.watts
-    load = question.workload
+    devices, load = sum(count for _, count in parts), question.workload
+    watts = total([(accelerator.watts, count) for accelerator, count in parts])
+    dollars = total([(accelerator.price(question.basis), count) for accelerator, count in parts])
     energy = None
     if watts is not None:
-        energy = Energy(devices * watts / 1e3, devices * watts / (asked / load.peak_to_mean * 3600) * 1e6)
-    if price is None:
+        energy = Energy(watts / 1e3, watts / (asked / load.peak_to_mean * 3600) * 1e6)
+    if dollars is None:
         return None, energy
+    price = dollars / devices
     million = cost_per_million(devices, price, asked, 1.0 / load.peak_to_mean)
     quick, mean, slow = needed
     low = million * min(quick / mean, 1.0 - PRICE_SPREAD)
     high = million * max(slow / mean, 1.0 + PRICE_SPREAD)
     share = load.output.mean / (load.input.mean + load.output.mean)
     cost = Cost(
-        per_hour=devices * price,
+        per_hour=dollars,
         per_million_output=Estimate(million, low, high),
         per_million_tokens=Estimate(million * share, low * share, high * share),
         at_capacity=cost_per_million(devices, price, at_capacity),
     )
     return cost, energy
+
+
+def total(each: Sequence[tuple[float | None, int]]) -> float | None:
+    """The sum over devices; None where it is not known of one."""
+    known = [value * count for value, count in each if value is not None]
+    return sum(known) if len(known) == len(each) else None
 
 
 def _key(design: Design) -> float:
@@ -119,7 +128,7 @@ def distinct(ranked: Sequence[Ranked], count: int) -> list[Ranked]:
     chosen: list[Ranked] = []
     for entry in ranked:
         d = entry.design
-        key = (d.accelerator.name, 0 if d.split else d.devices, d.rung, d.weights.native)
+        key = (d.hardware, 0 if d.split else d.devices, d.rung, d.weights.native)
         if key not in seen:
             seen.add(key)
             chosen.append(entry)

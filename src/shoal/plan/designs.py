@@ -82,15 +82,43 @@ class Design:
     """Requests that the engine is told to run at once on one attention rank (`max_num_seqs`)."""
     prefill_sequences: int = 0
     """The same of a prefill worker."""
+    prefill_accelerator: Accelerator | None = None
+    """Where prefill runs, if not on `accelerator`."""
 
     @property
     def split(self) -> bool:
         return self.prefill is not None
 
     @property
-    def devices(self) -> int:
+    def parts(self) -> tuple[tuple[Accelerator, int], ...]:
+        """(accelerator, devices): what decodes or does all first, then what prefills, if that is another."""
+        here = self.layout.world * self.replicas
         first = self.prefill.world * self.prefill_replicas if self.prefill else 0
-        return self.layout.world * self.replicas + first
+        if self.prefill_accelerator is None:
+            return ((self.accelerator, here + first),)
+        return (self.accelerator, here), (self.prefill_accelerator, first)
+
+    @property
+    def accelerators(self) -> tuple[Accelerator, ...]:
+        return tuple(part for part, _ in self.parts)
+
+    @property
+    def hardware(self) -> str:
+        """The accelerators by name: "h100_sxm", or "l40s + h100_sxm" where prefill runs on the first."""
+        return " + ".join(part.name for part in reversed(self.accelerators))
+
+    @property
+    def mixed(self) -> bool:
+        """Prefill runs on another accelerator than decode."""
+        return self.prefill_accelerator is not None
+
+    def beside(self, other: "Design") -> bool:
+        """Whether it runs on the other's hardware, or on the accelerator that decodes there alone."""
+        return self.hardware in (other.hardware, other.accelerator.name)
+
+    @property
+    def devices(self) -> int:
+        return sum(count for _, count in self.parts)
 
     @property
     def per_user(self) -> float:
@@ -119,7 +147,8 @@ class Design:
         """`2 x (tp8) on h200_sxm, fp8 weights, fp8 cache`."""
         shape = f"{self.replicas} × {self.layout.label()}"
         if self.prefill is not None:
-            shape = f"{self.prefill_replicas} × {self.prefill.label()} prefill + {shape} decode"
+            there = "" if self.prefill_accelerator is None else f" on {self.prefill_accelerator.name}"
+            shape = f"{self.prefill_replicas} × {self.prefill.label()} prefill{there} + {shape} decode"
         return f"{shape} on {self.accelerator.name}, {self.weights.name} weights, {self.kv_dtype} cache"
 
 

@@ -132,10 +132,12 @@ class ServingEstimator:
         return self.evaluate(work, first, load, k, kinds, stack_familiarity([r[3] for r in ready]))
 
     def evaluate(
-        self, work: PoolWork, first: PoolWork, load: Load, k: Constants, kind: Kind, known: Familiarity
-    ) -> Predictions:
-        """The same for cases already stacked into arrays: what a search calls."""
-        out = closed_loop(work, first, k, load, ARRAY)
+        self, work: PoolWork, first: PoolWork, load: Load, k: Constants, kind: Kind, known: Familiarity,
+        first_k: Constants | None = None,
+    ) -> Predictions:  # fmt: skip
+        """The same for cases already stacked into arrays: what a search calls. `first_k` are the constants of a
+        prefill pool on another machine."""
+        out = closed_loop(work, first, k, load, ARRAY, first_k)
         table = feature_table(work, first, load, kind, out)
         a = self.artifact
         floor, scaled = tpot_floor(work), 1.0 - np.asarray(known.own)

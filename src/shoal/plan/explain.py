@@ -12,10 +12,9 @@ from shoal.plan.alternatives import alternative_lines
 from shoal.plan.breakdown import NAMES, Breakdown, breakdown
 from shoal.plan.calc import devices_needed
 from shoal.plan.cautions import Caution, cautions, footprint
-from shoal.plan.collectives import hand_off
 from shoal.plan.designs import Design, Plan, Rejection
 from shoal.plan.flips import Flip, price_flip, traffic_flips
-from shoal.plan.kv import sequence_curve
+from shoal.plan.handing import hand_off_sentence, mixed_sentence, split_against
 from shoal.plan.ladder import Rung, ladder, published_precision, with_split, without_split
 from shoal.plan.levers import Effect, effects, prefix_lines
 from shoal.plan.paying import paying_lines
@@ -132,7 +131,7 @@ def _summary(plan: Plan, best: Design) -> Iterator[str]:
     )
     yield _cost_line(plan, best)
     tied = [entry for entry in plan.ranked if entry.group == plan.ranked[0].group]
-    names = list(dict.fromkeys(entry.design.accelerator.name for entry in tied))
+    names = list(dict.fromkeys(entry.design.hardware for entry in tied))
     if len(tied) > 1:
         simplest = min((e.design for e in tied), key=lambda d: (d.rung, d.devices))
         tail = "" if simplest.rung >= best.rung else f"; the simplest of them is {simplest.name}"
@@ -166,7 +165,8 @@ def _cost_line(plan: Plan, best: Design) -> str:
         )
     if best.cost is None:
         basis = plan.question.basis
-        return f"No {basis} price of {best.accelerator.name} is known: ranked by devices.{power}"
+        unknown = [part.name for part in best.accelerators if part.price(basis) is None]
+        return f"No {basis} price of {' and '.join(unknown)} is known: ranked by devices.{power}"
     peak = plan.question.workload.peak_to_mean
     mean = f", sold at the mean of a peak {peak:g} times as high" if peak > 1 else ""
     return (
@@ -203,7 +203,7 @@ def _binding(plan: Plan, best: Design, terms: Breakdown) -> Iterator[str]:
     held = footprint(question, best)
     layout = design_memory(question, best).worst
     alone = devices_needed(held.weights + held.cache, best.accelerator.memory_bytes)
-    if alone.count < best.devices:
+    if alone.count < best.devices and not best.mixed:
         yield (
             f"Weights and cache alone would take {plural(alone.count, 'device')} with a fifth kept free; the other "
             f"{best.devices - alone.count:,} are for {_what_sets_the_rest(question)}."
@@ -228,16 +228,10 @@ def _splitting(plan: Plan, best: Design, terms: Breakdown) -> Iterator[str]:
     if best.accelerator.nic is None and domain < 2:
         yield "There is no link that a hand-off could cross."
         return
-    moved = sequence_curve(question.model, best.kv_dtype).bytes(question.workload.input.mean)
-    link = best.accelerator.nic or best.accelerator.scale_up
-    ports = (best.prefill or best.layout).world
-    whole = hand_off(moved, ports, link.bandwidth, link.latency or 0.0)
-    streamed = hand_off(moved, ports, link.bandwidth, link.latency or 0.0, len(question.model.layers))
-    yield (
-        f"Handing over a prompt's cache moves {moved / 1e9:,.2f} GB: {duration(whole)} over "
-        f"{plural(ports, 'port')} of "
-        f"{link.name}, {duration(streamed)} when streamed layer by layer."
-    )
+    yield hand_off_sentence(question, best)
+    if best.mixed:
+        yield mixed_sentence(plan, best)
+        return
     if best.split:
         single = without_split(plan)
         if single is None:
@@ -260,25 +254,6 @@ def _splitting(plan: Plan, best: Design, terms: Breakdown) -> Iterator[str]:
         yield f"A split would take {plural(rival.devices, 'device')} ({rival.name}): {verdict}. Measure first."
     if question.slo.ttft is None and question.slo.tpot is None:
         yield "Without latency targets there is nothing that a split could protect."
-
-
-def split_against(split: Design, single: Design) -> str:
-    """What a split that was chosen takes, against the best design with one pool. Says that it pays only where it
-    does."""
-    devices = f"{plural(split.devices, 'device')} against {single.devices:,} with one pool"
-    if split.cost is not None and single.cost is not None:
-        mine, other = split.cost.per_hour, single.cost.per_hour
-        devices += f", {usd(mine)} an hour against {usd(other)}"
-        fewer = mine < other
-    else:
-        fewer = split.devices < single.devices
-    if fewer:
-        return f"The split pays here: {devices}, because prefill no longer interrupts decoding."
-    if split.sure and not single.sure:
-        return (
-            f"The split takes {devices}; it comes first because it meets the targets at the intervals' upper end."
-        )
-    return f"The split saves nothing here: {devices} ({single.name}). Measure one pool before you run two."
 
 
 def _rejected(rejection: Rejection) -> str:

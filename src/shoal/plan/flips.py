@@ -33,26 +33,28 @@ def price_flip(plan: Plan) -> Flip | None:
     best = plan.best
     if best is None or best.cost is None:
         return None
-    others = [d for d in plan.designs if d.cost is not None and d.accelerator.name != best.accelerator.name]
+    mine = {part.name for part in best.accelerators}
+    # A rival that shares a part with the plan's first gets cheaper, or dearer, together with it.
+    others = [d for d in plan.designs if d.cost is not None and not d.mixed and d.hardware not in mine]
     rival = min(others, key=_dollars, default=None)
     if rival is None:
         return None
     ratio = _dollars(rival) / _dollars(best)
-    mine, other = best.accelerator.name, rival.accelerator.name
+    return Flip("price", ratio, ratio < 1, _price_sentence(plan, best, rival, ratio))
+
+
+def _price_sentence(plan: Plan, best: Design, rival: Design, ratio: float) -> str:
+    mine, other = best.hardware, rival.hardware
     if ratio < 1:
         groups = {id(entry.design): entry.group for entry in plan.ranked}
         tied = groups[id(best)] == groups[id(rival)] or too_close(best, rival)
         verdict = "too close to call" if tied else "cheaper"
-        sentence = (
+        return (
             f"{other} ({plural(rival.devices, 'device')}) is estimated {1 - ratio:.0%} below {mine}, {verdict}; "
             f"{mine} draws level if its price falls by {1 - ratio:.0%}."
         )
-    else:
-        sentence = (
-            f"{other} draws level if its price falls by {1 - 1 / ratio:.0%} or that of {mine} rises by "
-            f"{ratio - 1:.0%}."
-        )
-    return Flip("price", ratio, ratio < 1, sentence)
+    rises = f"that of {mine} rises" if not best.mixed else f"those of {mine} rise"
+    return f"{other} draws level if its price falls by {1 - 1 / ratio:.0%} or {rises} by {ratio - 1:.0%}."
 
 
 def _dollars(design: Design) -> float:
@@ -80,7 +82,7 @@ def _flip(plan: Plan, best: Design, what: str, factor: float) -> Flip | None:
         return None
     if question is None:
         return None
-    names = list(dict.fromkeys(d.accelerator.name for d in plan.designs))[:RIVALS]
+    names = list(dict.fromkeys(part.name for d in plan.designs for part in d.accelerators))[:RIVALS]
     chosen = tuple(a for a in question.accelerators if a.name in names)
     answer = search(replace(question, accelerators=chosen))
     head = _headline(what, factor, question)
@@ -88,7 +90,7 @@ def _flip(plan: Plan, best: Design, what: str, factor: float) -> Flip | None:
         reason = answer.impossible.what if answer.impossible else "nothing"
         return Flip(what, factor, True, f"{head}: nothing on {', '.join(names)} serves it any more ({reason}).")
     now = answer.best
-    changes = (now.accelerator.name, now.rung) != (best.accelerator.name, best.rung)
+    changes = (now.hardware, now.rung) != (best.hardware, best.rung)
     return Flip(what, factor, changes, f"{head}: {now.name} ({plural(now.devices, 'device')}).")
 
 

@@ -40,7 +40,7 @@ def ladder(plan: Plan) -> tuple[Rung, ...]:
     best = plan.best
     if best is None:
         return ()
-    here = [d for d in plan.designs if d.accelerator.name == best.accelerator.name]
+    here = [d for d in plan.designs if d.beside(best)]
     return tuple(_rung(plan, best, here, number) for number in range(1, len(RUNGS) + 1))
 
 
@@ -71,8 +71,8 @@ def _chosen(best: Design) -> str:
     layout = layout_words(best.layout)
     if best.prefill is not None:
         return (
-            f"{plural(best.prefill_replicas, 'worker')} of {layout_words(best.prefill)} for prefill, "
-            f"{plural(best.replicas, 'worker')} of {layout} for decode."
+            f"{plural(best.prefill_replicas, 'worker')} of {layout_words(best.prefill)} for prefill{_on(best, 1)}, "
+            f"{plural(best.replicas, 'worker')} of {layout} for decode{_on(best, 0)}."
         )
     if best.rung == 1:
         return f"Everything fits on one {best.accelerator.name}, and it is quick enough: stop here."
@@ -111,7 +111,13 @@ def _shape(design: Design) -> str:
     decode = f"{design.replicas} × {design.layout.label()}"
     if design.prefill is None:
         return decode
-    return f"{design.prefill_replicas} × {design.prefill.label()} prefill + {decode} decode"
+    first = f"{design.prefill_replicas} × {design.prefill.label()} prefill{_on(design, 1)}"
+    return f"{first} + {decode} decode{_on(design, 0)}"
+
+
+def _on(design: Design, part: int) -> str:
+    """ " on h100_sxm" where the pools run on different accelerators."""
+    return f" on {design.accelerators[part].name}" if design.mixed else ""
 
 
 def _why_not(plan: Plan, best: Design, number: int) -> str:
@@ -177,5 +183,5 @@ def with_split(plan: Plan) -> Design | None:
     best = plan.best
     if best is None:
         return None
-    splits = [d for d in plan.designs if d.split and d.accelerator.name == best.accelerator.name]
+    splits = [d for d in plan.designs if d.split and d.beside(best)]
     return min(splits, key=lambda d: (d.devices, per_million(d)), default=None)

@@ -109,7 +109,7 @@ def prefix_lines(plan: Plan) -> tuple[str, ...]:
 
 
 def _effect(best: Design, lever: Lever) -> Effect | None:
-    after = searched(replace(lever.question, accelerators=(best.accelerator,)))
+    after = searched(replace(lever.question, accelerators=best.accelerators))
     if after is None or after.best is None:
         return None
     design = after.best

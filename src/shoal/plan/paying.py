@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from shoal.plan.cost import total
 from shoal.plan.designs import Design
 from shoal.plan.question import Question
 from shoal.plan.words import usd
@@ -41,12 +42,12 @@ class Paying:
 
 def paying(question: Question, design: Design) -> Paying:
     """Both bases of price and the power of a design, spares included."""
-    part, count, load = design.accelerator, design.devices, question.workload
-    watts = None if part.watts is None else part.watts * count * (1.0 + HOST_SHARE) * FACILITY / 1e3
+    load = question.workload
+    watts = total([(part.watts, count) for part, count in design.parts])
     return Paying(
-        owned=None if part.price_owned is None else part.price_owned * count,
-        rented=None if part.price_rented is None else part.price_rented * count,
-        kilowatts=watts,
+        owned=total([(part.price_owned, count) for part, count in design.parts]),
+        rented=total([(part.price_rented, count) for part, count in design.parts]),
+        kilowatts=None if watts is None else watts * (1.0 + HOST_SHARE) * FACILITY / 1e3,
         output_per_hour=design.demand / load.peak_to_mean * 3600.0,
         input_per_output=load.input.mean / load.output.mean,
     )

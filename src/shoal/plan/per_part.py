@@ -6,7 +6,8 @@ from shoal.specs.hardware import Accelerator
 
 
 def part_lines(plan: Plan) -> tuple[str, ...]:
-    """The best design of each accelerator but the plan's first, in ranked order; then what serves on none.
+    """The best design of each accelerator, and pair of them, but the plan's first, in ranked order; then those on
+    which nothing serves.
 
     Those without a price on the question's basis are called unpriced and ranked by devices, after all others.
     """
@@ -15,15 +16,16 @@ def part_lines(plan: Plan) -> tuple[str, ...]:
         return ()
     first: dict[str, tuple[int, Design]] = {}
     for place, design in enumerate(plan.designs, start=1):
-        first.setdefault(design.accelerator.name, (place, design))
-    best = plan.best.accelerator.name if plan.best is not None else ""
+        first.setdefault(design.hardware, (place, design))
+    used = {part.name for design in plan.designs for part in design.accelerators}
+    best = plan.best.hardware if plan.best is not None else ""
     lines = [_serves(place, design) for name, (place, design) in first.items() if name != best]
-    lines += [_misses(plan, a) for a in question.accelerators if a.name not in first]
+    lines += [_misses(plan, a) for a in question.accelerators if a.name not in used]
     return tuple(lines)
 
 
 def _serves(place: int, design: Design) -> str:
-    what = f"{design.accelerator.name}: {plural(design.devices, 'device')}, TPOT {milliseconds(design.tpot)}"
+    what = f"{design.hardware}: {plural(design.devices, 'device')}, TPOT {milliseconds(design.tpot)}"
     if design.cost is None:
         return f"{what}, unpriced: ranked by devices, after all that have a price."
     return f"{what}, {usd(design.cost.per_hour)} an hour, place {place:,}."

@@ -26,7 +26,12 @@ class Sourced:
 
 def sourced(question: Question, design: Design) -> tuple[Sourced, ...]:
     """Every figure that the answer rests on, inputs first."""
-    found = [_catalogued(name, figure) for name, figure in design.accelerator.figures if _used(name, question)]
+    found = [
+        _catalogued(f"{part.name} {name}" if design.mixed else name, figure)
+        for part in design.accelerators
+        for name, figure in part.figures
+        if _used(name, question)
+    ]
     held = footprint(question, design)
     found.append(Sourced("weights", f"{held.weights / 1e9:,.1f} GB", "calculated", "tensor shapes × stored width"))
     found.append(

@@ -108,7 +108,7 @@ def _design(
     range_ = (whole(min(spread[0], needed)) * world, needed * world, whole(max(slow, needed)) * world)
     asked = demand(question, speed.mean)
     full = max(speed.mean, float(sized.rate[index]) * output * replicas)
-    cost, energy = bill(question, c.accelerator, replicas * world, asked, range_, full)
+    cost, energy = bill(question, ((c.accelerator, replicas * world),), asked, range_, full)
     return Design(
         accelerator=c.accelerator, engine=c.engine.engine, engine_since=c.engine.since, weights=c.weights,
         kv_dtype=c.kv_dtype, layout=c.layout, replicas=replicas, spares=question.spares, prefill=None,

@@ -109,9 +109,14 @@ def _split(work: PoolWork, first: PoolWork, k: Constants, load: Load, prefill: R
     return Outcome(ttft, step, running, admitted, offered, step, prefill, wait, demand / rate)
 
 
-def closed_loop(work: PoolWork, first: PoolWork, k: Constants, load: Load, ops: Ops = ARRAY) -> Outcome:
-    """TTFT and TPOT of each case. `first` is the prefill pool's work (aggregated: the same as `work`)."""
-    prefill = prefill_terms(first, k, load.input_tokens, 0.0 * load.input_tokens, ops).total
+def closed_loop(
+    work: PoolWork, first: PoolWork, k: Constants, load: Load, ops: Ops = ARRAY, first_k: Constants | None = None
+) -> Outcome:
+    """TTFT and TPOT of each case. `first` is the prefill pool's work (aggregated: the same as `work`), `first_k`
+    its constants where they are others than `k`."""
+    prefill = prefill_terms(
+        first, k if first_k is None else first_k, load.input_tokens, 0.0 * load.input_tokens, ops
+    ).total
     if ops is ARRAY:
         return _both(work, first, k, load, prefill)
     if load.split:

@@ -16,6 +16,7 @@ from shoal.plan.estimator import Predictions, ServingEstimator, stack_kinds
 from shoal.plan.intervals import Familiarity, stack_familiarity
 from shoal.plan.kv import KV_DTYPE_BYTES
 from shoal.plan.numeric import ARRAY
+from shoal.plan.pairing import pool_constants, pool_familiarity
 from shoal.plan.pool_work import PoolWork, cache_room, pool_work, precision_of
 from shoal.plan.question import Question
 from shoal.plan.residual import Kind, kind_of
@@ -59,6 +60,8 @@ class CandidateTable:
         self._constants: dict[tuple[str, str, str, bool], tuple[Constants, Kind, Familiarity]] = {}
         self._works: dict[tuple[str, str, object], PoolWork] = {}
         self.largest: Array = np.array([float(c.largest) for c in candidates])
+        names = list(dict.fromkeys(c.accelerator.name for c in candidates))
+        self._part = np.array([names.index(c.accelerator.name) for c in candidates])
         self.world: Array = np.array([float(c.layout.world) for c in candidates])
         work = stack_work([self._work(c) for c in candidates])
         # The time model leaves room for KV by a rule of thumb; here the exact room is known: weights are set to
@@ -105,7 +108,7 @@ class CandidateTable:
         `input_tokens` stands in for the question's mean prompt; `unlimited` leaves memory out, which the gate has
         already answered for.
         """
-        work = _take(self._unbounded if unlimited else self.work, rows)
+        work = take(self._unbounded if unlimited else self.work, rows)
         constants, kind, known = self._parts(self.whole, rows)
         ones = np.ones(len(rows))
         load = self._load(concurrency, ones, ones, split=False, input_tokens=input_tokens)
@@ -119,15 +122,20 @@ class CandidateTable:
         """Split pools: decode layout `decode[i]` × `workers[i]`, prefill `prefill[i]` × `prefill_workers[i]`,
         `concurrency[i]` requests in flight over all of them."""
         constants, kind, known = self._parts(self.parted, decode)
+        first_constants, _, first_known = self._parts(self.parted, prefill)
+        mixed = self._part[decode] != self._part[prefill]
         load = self._load(concurrency, workers, prefill_workers, split=True, input_tokens=input_tokens)
-        first = self._first(_take(self._unbounded, prefill))
-        found = self.estimator.evaluate(_take(self._unbounded, decode), first, load, constants, kind, known)
+        first = self._first(take(self._unbounded, prefill))
+        found = self.estimator.evaluate(
+            take(self._unbounded, decode), first, load, pool_constants(constants, first_constants), kind,
+            pool_familiarity(known, first_known, mixed), first_constants,
+        )  # fmt: skip
         return _at_percentile(found, self.question.slo.percentile)
 
     def decode_seconds(self, rows: Pick, requests: Array) -> Array:
         """Seconds of a decode step of a split worker by the physical model alone, with `requests` in flight."""
         constants, _, _ = self._parts(self.parted, rows)
-        work = _take(self._unbounded, rows)
+        work = take(self._unbounded, rows)
         sequences = np.maximum(requests / work.attention_dp / work.pp, 1.0)
         context = np.full(len(rows), self.question.workload.mean_context)
         seconds: Array = np.asarray(decode_terms(work, constants, sequences, context, ARRAY).total)
@@ -135,7 +143,7 @@ class CandidateTable:
 
     def first(self, rows: Pick) -> PoolWork:
         """Prefill work of these candidates."""
-        return self._first(_take(self.work, rows))
+        return self._first(take(self.work, rows))
 
     def _first(self, work: PoolWork) -> PoolWork:
         """Work of prefill where a share of the prompt is in the cache: uncached tokens are multiplied and sent,
@@ -155,7 +163,7 @@ class CandidateTable:
         self, tables: tuple[Constants, Kind, Familiarity], rows: Pick
     ) -> tuple[Constants, Kind, Familiarity]:
         constants, kind, known = tables
-        return _take(constants, rows), _take(kind, rows), _take(known, rows)
+        return take(constants, rows), take(kind, rows), take(known, rows)
 
     def _load(
         self, concurrency: Array, workers: Array, prefill: Array, split: bool, input_tokens: float | None
@@ -174,8 +182,8 @@ class CandidateTable:
         )
 
 
-def _take(table: _Table, rows: Pick) -> _Table:
-    """These rows of every array of a table."""
+def take(table: _Table, rows: Pick) -> _Table:
+    """Return these rows of every array of a table."""
     return replace(table, **{name: getattr(table, name)[rows] for name in table.__dataclass_fields__})
 
 

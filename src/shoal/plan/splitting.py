@@ -6,6 +6,7 @@ much of a prefill worker for each user. An option knows nothing of the size of t
 many workers of either kind, so that more users never take fewer.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,12 +17,11 @@ import numpy.typing as npt
 
 from shoal.plan.candidates import Candidate, refusal, told_sequences
 from shoal.plan.capacity import capacity, usable_requests
-from shoal.plan.collectives import hand_off
 from shoal.plan.cost import bill, demand
 from shoal.plan.designs import Design
-from shoal.plan.kv import sequence_curve
 from shoal.plan.load_grid import measure_grid, over_lengths
 from shoal.plan.numeric import ARRAY
+from shoal.plan.pairing import compatible, groups_of, hand_off_seconds, pairs_of
 from shoal.plan.question import MAX_DEVICES, Question
 from shoal.plan.sizing import Array, CandidateTable, Pick, Times
 from shoal.plan.step_time import Estimate, prefill_terms
@@ -63,6 +63,8 @@ class _Sized:
     workers: int
     prefill_workers: int
     devices: int
+    price: float
+    """Dollars per hour; devices where there is no price."""
 
 
 def split_designs(table: CandidateTable) -> list[Design]:
@@ -99,25 +101,18 @@ def _reaches(question: Question, design: Design) -> bool:
 
 
 def _preference(sized: _Sized) -> tuple[float, ...]:
-    """Fewest devices; of the options that these serve, the least loaded is what they will see."""
-    return sized.devices, sized.option.load, -sized.option.each
+    """Cheapest; of the options that the same devices serve, the least loaded is what they will see."""
+    return sized.price, sized.devices, sized.option.load, -sized.option.each
 
 
 def _options(table: CandidateTable) -> Iterator[_Option]:
     """Loads and prefill shares for the most promising layouts of every accelerator, weights and cache."""
     question = table.question
-    groups: dict[tuple[str, str, str], list[int]] = {}
-    for index, c in enumerate(table.candidates):
-        domain = c.accelerator.domain
-        # A hand-off needs a wire between the pools: a network, or a scale-up domain that holds both.
-        if c.accelerator.nic is not None or 2 * c.layout.world <= domain:
-            groups.setdefault((c.accelerator.name, c.weights.name, c.kv_dtype), []).append(index)
-
     rates, output = _prefill_rates(table), question.workload.output.mean
-    pools = [_pool_layouts(table, np.array(members), rates) for members in groups.values()]
-    picked = np.unique(np.concatenate([decode for decode, _ in pools])) if pools else np.zeros(0, dtype=np.intp)
-    if not len(picked):
+    pairs = _layout_pairs(table, rates)
+    if not pairs:
         return
+    picked = np.unique(np.array([decode for decode, _ in pairs], dtype=np.intp))
 
     def decode_only(rows: Pick, load: Array, length: float) -> Times:
         ones = np.ones(len(rows))
@@ -134,14 +129,12 @@ def _options(table: CandidateTable) -> Iterator[_Option]:
     padded = np.array([[*loads, *[1.0] * (width - len(loads))] for loads in tried])
     token = np.stack([measured.at(padded[:, n]).at(end)[1] for n in range(width)], axis=1)
     usable = usable_requests(question, padded)
-    for decode, prefill in pools:
-        for i in decode:
-            at = place[int(i)]
-            for n, load in enumerate(tried[at]):
-                for j in prefill:
-                    each = 1.0 / (output * float(token[at, n]) * float(rates[j]))
-                    for margin in PREFILL_MARGINS:
-                        yield _Option(int(i), int(j), load, float(usable[at, n]), margin * each)
+    for i, j in pairs:
+        at = place[i]
+        for n, load in enumerate(tried[at]):
+            each = 1.0 / (output * float(token[at, n]) * float(rates[j]))
+            for margin in PREFILL_MARGINS:
+                yield _Option(i, j, load, float(usable[at, n]), margin * each)
 
 
 def _loads_of(most: float) -> list[float]:
@@ -151,16 +144,34 @@ def _loads_of(most: float) -> list[float]:
     return sorted({1.0, most, *(float(load) for load in LOADS if most / LOADS_BELOW <= load < most)})
 
 
-def _pool_layouts(table: CandidateTable, rows: Pick, rates: Array) -> tuple[Pick, Pick]:
-    """The layouts with most tokens per second and device: to decode within TPOT, and to prefill.
+def _layout_pairs(table: CandidateTable, rates: Array) -> list[tuple[int, int]]:
+    """(decode, prefill) candidates to combine: for each decode layout worth trying, the best prefill layouts whose
+    KV it can be handed."""
+    groups = groups_of(table.candidates)
+    decoders = {id(group): _decode_layouts(table, np.array(group.rows)) for group in groups}
+    prefills = {id(group): _prefill_layouts(table, np.array(group.rows), rates) for group in groups}
+    found: list[tuple[int, int]] = []
+    for prefill, decode in pairs_of(table.question, groups):
+        for i in decoders[id(decode)]:
+            fed = (j for j in prefills[id(prefill)] if compatible(
+                table.question, table.candidates[j], table.candidates[i]))  # fmt: skip
+            found += [(i, j) for j in itertools.islice(fed, PREFILL_LAYOUTS)]
+    return found
 
-    By physics alone, which ranks layouts of one accelerator well and costs little.
-    """
+
+def _prefill_layouts(table: CandidateTable, rows: Pick, rates: Array) -> list[int]:
+    """The layouts of a prefill worker, those with most prompts per second and device first."""
+    rows = rows[_has_role(table, rows, "prefill")]
+    return [int(row) for row in rows[np.argsort(-(rates / table.world)[rows], kind="stable")]]
+
+
+def _decode_layouts(table: CandidateTable, rows: Pick) -> list[int]:
+    """The layouts with most requests per device within TPOT, by physics alone, which ranks layouts of one
+    accelerator well and costs little."""
     question = table.question
-    decoders, rows = rows[_has_role(table, rows, "decode")], rows[_has_role(table, rows, "prefill")]
-    if not len(decoders) or not len(rows):
-        return np.zeros(0, dtype=np.intp), np.zeros(0, dtype=np.intp)
-    prefill = rows[np.argsort(-(rates / table.world)[rows], kind="stable")[:PREFILL_LAYOUTS]]
+    decoders = rows[_has_role(table, rows, "decode")]
+    if not len(decoders):
+        return []
     loads = np.minimum(2.0 ** np.arange(18)[None, :], table.largest[decoders][:, None])
     step = table.decode_seconds(np.repeat(decoders, loads.shape[1]), loads.ravel()).reshape(loads.shape)
     target = question.slo.tpot or math.inf
@@ -170,7 +181,7 @@ def _pool_layouts(table: CandidateTable, rows: Pick, rates: Array) -> tuple[Pick
             break
         most = np.where(step <= limit, loads, 0.0).max(axis=1) / table.world[decoders]
         decode += [int(decoders[n]) for n in np.argsort(-most, kind="stable")[:PER_TARGET] if most[n] > 0]
-    return np.array(list(dict.fromkeys(decode)), dtype=np.intp), prefill
+    return list(dict.fromkeys(decode))
 
 
 def _canonical_times(table: CandidateTable, options: list[_Option]) -> Times:
@@ -185,7 +196,7 @@ def _canonical_times(table: CandidateTable, options: list[_Option]) -> Times:
     def evaluate(length: float) -> Times:
         return table.evaluate_split(decode, prefill, load * scale, scale, first * scale, length)
 
-    return _with_hand_off(table, prefill, over_lengths(tokens, evaluate))
+    return _with_hand_off(table, decode, prefill, over_lengths(tokens, evaluate))
 
 
 def _size(table: CandidateTable, option: _Option, times: Times, row: int) -> _Sized:
@@ -198,8 +209,11 @@ def _size(table: CandidateTable, option: _Option, times: Times, row: int) -> _Si
     workers = max(1, math.ceil(users / option.usable * (1 - 1e-9)))
     first = max(1, math.ceil(users * option.each / keep * (1 - 1e-9)))
     decode, prefill = table.candidates[option.decode], table.candidates[option.prefill]
-    devices = decode.layout.world * workers + prefill.layout.world * first
-    return _Sized(option, row, users, workers, first, devices)
+    counts = (decode.layout.world * workers, prefill.layout.world * first)
+    prices = [c.accelerator.price(table.question.basis) for c in (decode, prefill)]
+    known = [count * price for count, price in zip(counts, prices, strict=True) if price is not None]
+    dollars = sum(known) if len(known) == len(counts) else float(sum(counts))
+    return _Sized(option, row, users, workers, first, sum(counts), dollars)
 
 
 def _has_role(table: CandidateTable, rows: Pick, role: Literal["prefill", "decode"]) -> npt.NDArray[np.bool_]:
@@ -223,22 +237,16 @@ def _prefill_rates(table: CandidateTable) -> Array:
     return rates
 
 
-def _with_hand_off(table: CandidateTable, prefill: Pick, times: Times) -> Times:
-    """TTFT with the time until the cache has moved, sent layer by layer over the prefill worker's own ports."""
-    seconds = {int(j): hand_off_seconds(table, int(j)) for j in np.unique(prefill)}
-    added = np.array([seconds[int(j)] for j in prefill])
+def _with_hand_off(table: CandidateTable, decode: Pick, prefill: Pick, times: Times) -> Times:
+    """TTFT with the time until the cache has moved, sent layer by layer."""
+    pairs = list(zip(decode.tolist(), prefill.tolist(), strict=True))
+    seconds = {
+        (i, j): hand_off_seconds(table.question, table.candidates[j], table.candidates[i]) for i, j in set(pairs)
+    }
+    added = np.array([seconds[pair] for pair in pairs])
     return replace(
         times, ttft=times.ttft + added, ttft_low=times.ttft_low + added, ttft_high=times.ttft_high + added
     )
-
-
-def hand_off_seconds(table: CandidateTable, candidate: int, streamed: bool = True) -> float:
-    """Seconds that moving one prompt's cache off a prefill worker takes, over all of the worker's ports."""
-    c, question = table.candidates[candidate], table.question
-    moved = sequence_curve(question.model, c.kv_dtype).bytes(question.workload.input.mean)
-    link = c.accelerator.nic or c.accelerator.scale_up
-    layers = len(question.model.layers) if streamed else 1
-    return hand_off(moved, c.layout.world // c.layout.dp, link.bandwidth, link.latency or 20e-6, layers)
 
 
 def _design(table: CandidateTable, sized: _Sized, times: Times) -> Design:
@@ -253,8 +261,11 @@ def _design(table: CandidateTable, sized: _Sized, times: Times) -> Design:
     quick, slow = devices * tpot.low / tpot.mean, devices * tpot.high / tpot.mean
     needed = (max(1, math.floor(quick)), devices, math.ceil(slow))
     asked = demand(question, speed.mean)
-    spare = question.spares * (decode.layout.world + first.layout.world)
-    cost, energy = bill(question, decode.accelerator, devices + spare, asked, needed, speed.mean)
+    counts = (
+        (decode.accelerator, decode.layout.world * (sized.workers + question.spares)),
+        (first.accelerator, first.layout.world * (sized.prefill_workers + question.spares)),
+    )
+    cost, energy = bill(question, counts, asked, needed, speed.mean)
     return Design(
         accelerator=decode.accelerator, engine=decode.engine.engine, engine_since=decode.engine.since,
         weights=decode.weights, kv_dtype=decode.kv_dtype, layout=decode.layout,
@@ -265,5 +276,6 @@ def _design(table: CandidateTable, sized: _Sized, times: Times) -> Design:
         tokens_per_second=speed, demand=asked, front=(), needed=needed, cost=cost, energy=energy,
         sure=(slo.ttft is None or ttft.high <= slo.ttft) and (slo.tpot is None or tpot.high <= slo.tpot),
         sequences=told_sequences(decode, max(sized.option.load, users / sized.workers)),
+        prefill_accelerator=None if first.accelerator.name == decode.accelerator.name else first.accelerator,
         prefill_sequences=told_sequences(first, users / (sized.prefill_workers + question.spares)),
     )  # fmt: skip

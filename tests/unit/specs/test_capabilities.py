@@ -4,6 +4,7 @@ Each line (engine, version, field) is checked against a design or a refusal that
 here fails the test.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,6 +17,8 @@ from shoal.plan.search import search
 from shoal.specs import catalog_model
 from shoal.specs.catalog import EngineCapability, load_catalog
 from shoal.specs.catalog.capabilities import ARCHITECTURES, format_family
+from shoal.specs.catalog.hand_over import hand_over_problem, shared_backend
+from shoal.specs.catalog.models import known_models
 from shoal.specs.errors import SpecError
 from shoal.specs.hardware import Accelerator
 from shoal.specs.layout import AXES, Layout
@@ -108,6 +111,35 @@ def _role_axes(role: str) -> Callable[[EngineCapability], None]:
     return check
 
 
+def _degrees(row: EngineCapability) -> None:
+    dense, window, latent = (catalog_model(name) for name in (DENSE, "gpt-oss-20b", "deepseek-v3"))
+    narrower = hand_over_problem(row, dense, Layout(tp=4), Layout(tp=2))
+    assert (narrower is not None) == ("decode_wider" in row.degrees)
+    assert hand_over_problem(row, dense, Layout(tp=2), Layout(tp=4)) is None
+    windows = hand_over_problem(row, window, Layout(tp=2), Layout(tp=4))
+    assert (windows is not None) == ("equal_windows" in row.degrees)
+    state = next(m for m in map(catalog_model, known_models()) if any(x.attention.linear for x in m.layers))
+    states = hand_over_problem(row, state, Layout(tp=1), Layout(tp=2))
+    assert (states is not None) == ("equal_states" in row.degrees)
+    # A latent cache is whole on every rank: the degrees may differ either way.
+    assert hand_over_problem(row, latent, Layout(tp=4), Layout(tp=2)) is None
+    for model in (dense, window, latent, state):
+        assert hand_over_problem(row, model, Layout(tp=2, dp=2), Layout(tp=2)) is None
+
+
+def _mixes(row: EngineCapability) -> None:
+    dense = catalog_model(DENSE)
+    for one, other in itertools.permutations(ARCHITECTURES, 2):
+        found = shared_backend(row, dense, part(one), part(other), "bf16")
+        allowed = [name for name, parts in row.mixes if {one, other} <= set(parts)]
+        assert found == (allowed[0] if allowed and part(one).vendor == part(other).vendor else None)
+    assert shared_backend(row, dense, part("hopper"), part("hopper"), "fp8") == ""
+    # Sinks, windows and latents have backends of their own on each architecture.
+    assert shared_backend(row, catalog_model("gpt-oss-20b"), part("hopper"), part("ada"), "bf16") is None
+    eight = shared_backend(row, dense, part("hopper"), part("ada"), "fp8")
+    assert eight in ((None, "FLASHINFER") if row.engine == "vllm" else (None, "any"))
+
+
 def _speculation(row: EngineCapability) -> None:
     assert set(row.speculation) <= {"ngram", "eagle", "mtp"}
 
@@ -128,7 +160,8 @@ def _release(row: EngineCapability) -> None:
 CHECKS: dict[str, Callable[[EngineCapability], None]] = {
     "parts": _parts, "axes": _axes, "heads": _heads, "experts": _experts, "weights": _weights, "caches": _caches,
     "rounds": _rounds, "connector": _connector, "reach": _reach, "prefill_axes": _role_axes("prefill"),
-    "decode_axes": _role_axes("decode"), "speculation": _speculation, "images": _images, "release": _release,
+    "decode_axes": _role_axes("decode"), "degrees": _degrees, "mixes": _mixes,
+    "speculation": _speculation, "images": _images, "release": _release,
 }  # fmt: skip
 
 

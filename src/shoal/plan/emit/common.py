@@ -9,6 +9,7 @@ from shoal.plan.emit.reference import Checkpoint, checkpoint_of
 from shoal.plan.question import Question
 from shoal.plan.words import milliseconds, seconds
 from shoal.specs.catalog import EngineCapability
+from shoal.specs.catalog.hand_over import ANY_BACKEND, shared_backend
 from shoal.specs.errors import SpecError
 from shoal.specs.hardware import Accelerator
 from shoal.specs.layout import Layout
@@ -54,11 +55,20 @@ class Launch:
         """The engine version that the text is for, and what it can do."""
         return self.question.capability_for(self.design.accelerator)
 
-    @property
-    def tokens(self) -> int:
-        """Tokens of a step that memory was planned for (`max_num_batched_tokens`)."""
-        accelerator = self.design.accelerator
+    def tokens(self, pool: Pool) -> int:
+        """Tokens of a step that a pool's memory was planned for (`max_num_batched_tokens`)."""
+        accelerator = pool.accelerator
         return self.question.engine_for(accelerator).defaults(accelerator.device_bytes)[1]
+
+    @property
+    def attention_backend(self) -> str | None:
+        """The attention backend that pools on different architectures have to be told alike; None: none."""
+        design = self.design
+        if design.prefill_accelerator is None:
+            return None
+        parts = (design.prefill_accelerator, design.accelerator)
+        found = shared_backend(self.able, self.question.model, *parts, design.kv_dtype)
+        return None if found in (None, "", ANY_BACKEND) else found
 
     @property
     def fraction(self) -> float:
@@ -102,9 +112,12 @@ def launch_of(question: Question, design: Design, model: str | None, serve_model
         pools: tuple[Pool, ...] = (Pool("serve", design.layout, design.replicas, design.sequences, here),)
     else:
         pools = (
-            Pool("prefill", design.prefill, design.prefill_replicas, design.prefill_sequences, here),
+            Pool(
+                "prefill", design.prefill, design.prefill_replicas, design.prefill_sequences,
+                design.prefill_accelerator or here,
+            ),
             Pool("decode", design.layout, design.replicas, design.sequences, here),
-        )
+        )  # fmt: skip
     context = math.ceil(question.workload.longest_context)
     return Launch(question, design, checkpoint_of(question, model, serve_model), pools, context)
 
@@ -149,6 +162,12 @@ def need_engine(launch: Launch, engine: str) -> None:
     if planned.engine != engine:
         here = launch.design.accelerator.name
         raise SpecError("emit", engine, f"{planned.engine} or shoal: the plan runs {planned.engine} on {here}")
+
+
+def pool_heading(launch: Launch, pool: Pool, role: str) -> str:
+    """The comment above a pool's commands: how many replicas, and on which accelerator where there are two."""
+    where = f"{pool.accelerator.name} devices" if launch.design.mixed else "devices"
+    return f"# {pool.replicas} of these{role}, each on {where} of its own:"
 
 
 def command(parts: list[str]) -> str:

@@ -34,13 +34,13 @@ def manifests(launch: Launch) -> str:
 
 
 def _notes(launch: Launch, model: str, claim: str, local: bool) -> list[str]:
-    accelerator = launch.design.accelerator
     lines = []
     if local:
         lines.append(f"# Copy {model} into the volume of the claim {claim} first.")
     else:
         lines.append("# Weights that need a licence: kubectl create secret generic hf-token --from-literal=token=…")
-    if pods.product_of(accelerator) is None:
+    unlabelled = [part for part in launch.design.accelerators if pods.product_of(part) is None]
+    for accelerator in unlabelled:
         lines.append(f"# No node label of {accelerator.name} is known: add a nodeSelector where nodes differ.")
     if any(pool.nodes > 1 for pool in launch.pools):
         lines.append("# LeaderWorkerSet must be installed (leaderworkerset.x-k8s.io/v1).")

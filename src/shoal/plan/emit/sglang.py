@@ -1,6 +1,6 @@
 """SGLang: `python -m sglang.launch_server`."""
 
-from shoal.plan.emit.common import FIRST_PORT, Launch, Pool, command, need_engine, shell_model
+from shoal.plan.emit.common import FIRST_PORT, Launch, Pool, command, need_engine, pool_heading, shell_model
 from shoal.specs.catalog.engines import version_key
 
 INIT_PORT = 20000
@@ -32,7 +32,7 @@ def engine_options(launch: Launch, pool: Pool) -> dict[str, object]:
     found["max-running-requests"] = pool.sequences * pool.layout.dp
     # The largest captured batch is what SGLang's reserve is worked out from, as the plan's memory is.
     found[_max_graph(launch.able.version)] = pool.sequences
-    found["chunked-prefill-size"] = launch.tokens
+    found["chunked-prefill-size"] = launch.tokens(pool)
     if launch.question.memory_fraction is not None:
         found["mem-fraction-static"] = launch.fraction
     if pool.role != "serve":
@@ -54,7 +54,7 @@ def commands(launch: Launch) -> str:
     for pool in launch.pools:
         nodes = pool.nodes
         role = "" if pool.role == "serve" else f" for {pool.role}"
-        lines += ["", f"# {pool.replicas} of these{role}, each on devices of its own:"]
+        lines += ["", pool_heading(launch, pool, role)]
         for node in range(nodes):
             place = [f"--port {FIRST_PORT}", "--host 0.0.0.0"]
             if nodes > 1:

@@ -36,7 +36,11 @@ def fleet(launch: Launch) -> str:
         raise SpecError("emit", "shoal", accepted)
     model = _model(launch, own)
     devices = sum(pool.layout.world * pool.replicas for pool in launch.pools)
-    local = devices <= launch.pools[0].per_node and launch.able.engine in (CPU_ENGINE, "vllm", "sglang")
+    local = (
+        devices <= launch.pools[0].per_node
+        and not launch.design.mixed
+        and launch.able.engine in (CPU_ENGINE, "vllm", "sglang")
+    )
     lines = launch.header(f"Shoal {__version__}" + ("" if own else f" before {launch.able.label}"))
     lines.append(
         "# shoal serve --config FILE; with --check to see what would run. docs/fleet-config.md has every field."
@@ -97,7 +101,7 @@ def engine_options(launch: Launch, pool: Pool) -> dict[str, object]:
         found["kv_dtype"] = "int8"
     found["max_model_len"] = launch.context
     found["max_num_seqs"] = pool.sequences
-    found["max_num_batched_tokens"] = max(launch.tokens, pool.sequences)
+    found["max_num_batched_tokens"] = max(launch.tokens(pool), pool.sequences)
     found["kv_memory"] = _kv_memory(launch, pool)
     return found
 

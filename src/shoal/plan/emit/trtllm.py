@@ -2,7 +2,7 @@
 
 import yaml
 
-from shoal.plan.emit.common import FIRST_PORT, Launch, Pool, command, need_engine, shell_model
+from shoal.plan.emit.common import FIRST_PORT, Launch, Pool, command, need_engine, pool_heading, shell_model
 
 
 def options(launch: Launch, pool: Pool) -> list[str]:
@@ -11,7 +11,7 @@ def options(launch: Launch, pool: Pool) -> list[str]:
     found = [f"--tp_size {layout.tp * layout.dp}", f"--pp_size {layout.pp}"]
     if layout.ep > 1:
         found.append(f"--ep_size {layout.ep}")
-    limits = [f"--max_batch_size {pool.sequences}", f"--max_num_tokens {launch.tokens}"]
+    limits = [f"--max_batch_size {pool.sequences}", f"--max_num_tokens {launch.tokens(pool)}"]
     return [*found, *limits, f"--max_seq_len {launch.context}"]
 
 
@@ -42,7 +42,7 @@ def commands(launch: Launch) -> str:
         nodes = pool.nodes
         file = f"{pool.role}.yaml"
         lines += ["", f"cat > {file} <<'EOF'", options_file(launch, pool).rstrip(), "EOF"]
-        lines.append(f"# {pool.replicas} of these, each on devices of its own:")
+        lines.append(pool_heading(launch, pool, ""))
         if nodes > 1:
             lines.append(f"# spans {nodes} servers: start it with trtllm-llmapi-launch under Slurm or mpirun")
         start = ("trtllm-llmapi-launch " if nodes > 1 else "") + f"trtllm-serve {model}"

@@ -2,7 +2,7 @@
 
 import json
 
-from shoal.plan.emit.common import FIRST_PORT, Launch, Pool, command, need_engine, shell_model
+from shoal.plan.emit.common import FIRST_PORT, Launch, Pool, command, need_engine, pool_heading, shell_model
 
 RPC_PORT = 13345
 SIDE_CHANNEL = 5600
@@ -36,10 +36,13 @@ def engine_options(launch: Launch, pool: Pool) -> dict[str, object]:
     if pool.accelerator.architecture == "turing" and launch.design.weights.stored in ("bfloat16", "bf16"):
         # No bfloat16 below compute capability 8.0.
         found["dtype"] = "half"
+    if launch.attention_backend is not None:
+        # NIXL's handshake refuses a peer whose attention backend is another.
+        found["attention-backend"] = launch.attention_backend
     found["max-model-len"] = launch.context
     # All that memory was planned for: left to its defaults, the engine would set aside for its own.
     found["max-num-seqs"] = pool.sequences
-    found["max-num-batched-tokens"] = launch.tokens
+    found["max-num-batched-tokens"] = launch.tokens(pool)
     found["gpu-memory-utilization"] = launch.fraction
     if launch.question.workload.prefix_hit > 0:
         found["enable-prefix-caching"] = True
@@ -60,7 +63,7 @@ def commands(launch: Launch) -> str:
     lines = [*launch.header(f"vLLM {launch.able.version}"), *notes]
     for pool in launch.pools:
         role = "" if pool.role == "serve" else f" for {pool.role}"
-        lines += ["", f"# {pool.replicas} of these{role}, each on devices of its own:"]
+        lines += ["", pool_heading(launch, pool, role)]
         for node in range(pool.nodes):
             lines += [
                 *_place(pool, node),

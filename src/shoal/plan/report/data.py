@@ -74,7 +74,9 @@ def design_data(design: Design) -> Data:
     return {
         "name": design.name,
         "accelerator": design.accelerator.name,
+        "prefill_accelerator": None if design.prefill_accelerator is None else design.prefill_accelerator.name,
         "devices": design.devices,
+        "parts": [{"accelerator": part.name, "devices": count} for part, count in design.parts],
         "engine": design.engine,
         "engine_constants_since": design.engine_since,
         "weights": design.weights.name,

@@ -28,8 +28,11 @@ Role = Literal["serve", "prefill", "decode"]
 
 _FIELDS = (
     "parts", "axes", "heads", "experts", "weights", "caches", "rounds", "connector", "reach", "prefill_axes",
-    "decode_axes", "speculation", "images",
+    "decode_axes", "degrees", "mixes", "speculation", "images",
 )  # fmt: skip
+DEGREE_RULES = ("decode_wider", "equal_states", "equal_windows")
+"""decode_wider: decode's tensor degree is a multiple of prefill's · equal_states, equal_windows: equal degrees for
+models with recurrent state, with sliding windows. A latent cache is whole on every rank and knows no such rule."""
 ARCHITECTURES = (
     "volta", "turing", "ampere", "ada", "hopper", "blackwell", "blackwell_rtx", "cdna3", "cdna4", "apple_gpu",
     "avx2", "avx512_vnni",
@@ -76,6 +79,10 @@ class EngineCapability:
     prefill_axes: tuple[str, ...]
     """Axes that may be above 1 in a prefill worker."""
     decode_axes: tuple[str, ...]
+    degrees: tuple[str, ...]
+    """Rules for the tensor degrees of a split's two sides, of `DEGREE_RULES`; empty: any two."""
+    mixes: tuple[tuple[str, tuple[str, ...]], ...]
+    """(attention backend, architectures between which it hands over when both sides run it)."""
     speculation: tuple[str, ...]
     """Ways of speculative decoding that it has."""
     images: tuple[tuple[str, str], ...]
@@ -237,6 +244,8 @@ def read_capability(entry: Entry) -> EngineCapability:
         reach="server" if _one_of(lines["reach"], ("network", "server")) == "server" else "network",
         prefill_axes=_axes(lines["prefill_axes"]),
         decode_axes=_axes(lines["decode_axes"]),
+        degrees=_words_of(lines["degrees"], DEGREE_RULES),
+        mixes=_by_name(lines["mixes"]),
         speculation=lines["speculation"].words("value"),
         images=_images(lines["images"]),
         facts=tuple(facts),
@@ -256,10 +265,14 @@ def _experts(line: Entry) -> Experts:
 
 
 def _axes(line: Entry) -> tuple[str, ...]:
+    return _words_of(line, AXES)
+
+
+def _words_of(line: Entry, known: Sequence[str]) -> tuple[str, ...]:
     found = line.words("value")
-    for axis in found:
-        if axis not in AXES:
-            raise SpecError(line.field("value"), axis, f"axes out of {', '.join(AXES)}")
+    for word in found:
+        if word not in known:
+            raise SpecError(line.field("value"), word, f"words out of {', '.join(known)}")
     return found
 
 
