@@ -10,6 +10,7 @@ import pytest
 
 from shoal.cli.ui import make_server
 from shoal.plan import calc
+from shoal.plan.question_file import read_question_file
 from shoal.specs.catalog.models import catalog_entry
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -120,6 +121,56 @@ def test_what_is_not_understood_stands_beside_the_field(page: Any, faults: list[
     page.fill("#question [name=ttft]", "5S")
     assert page.locator("#question .problem").count() == 3
     faults.clear()  # the browser reports each refused request
+
+
+def test_a_question_is_saved_loaded_and_linked(page: Any, browser: Any, tmp_path: Path) -> None:
+    """A saved question asks what the form asked, whatever stands in the form when it is loaded."""
+    page.click("[data-tab=planner]")
+    typed = {"model": "llama-3.1-8b", "gpu": "l40s", "users": "4", "input": "2k", "output": "256", "ttft": "2s"}
+    for name, text in typed.items():
+        page.fill(f"#question [name={name}]", text)
+    page.click("#question summary")
+    page.fill("#question [name=memory_utilization]", "85%")
+    page.select_option("#question [name=split]", "never")
+    with page.expect_download() as saved:
+        page.click("#save")
+    path = tmp_path / "question.yaml"
+    saved.value.save_as(path)
+    asked = read_question_file(path).question.asked
+    assert (asked.model, asked.ttft, asked.split, asked.memory_utilization) == (
+        "llama-3.1-8b",
+        "2s",
+        "never",
+        "85%",
+    )
+
+    for name in typed:
+        page.fill(f"#question [name={name}]", "")
+    page.select_option("#question [name=split]", "only")
+    page.set_input_files("#load-file", path)
+    page.wait_for_selector("#answer table", timeout=60_000)
+    assert page.input_value("#question [name=ttft]") == "2s"
+    assert page.input_value("#question [name=split]") == "never"
+    assert "memory utilization 85%" in page.inner_text("#answer .asked")
+    # The link in the answer carries the whole question.
+    again = browser.new_page()
+    again.goto(page.url)
+    again.wait_for_selector("#answer table", timeout=60_000)
+    assert again.inner_text("#answer .asked") == page.inner_text("#answer .asked")
+    again.close()
+
+
+def test_a_file_that_is_no_question_is_named_by_line(page: Any, faults: list[str], tmp_path: Path) -> None:
+    page.click("[data-tab=planner]")
+    path = tmp_path / "wrong.yaml"
+    path.write_text("model: llama-3.1-8b\nuser: 3\n")
+    page.set_input_files("#load-file", path)
+    page.wait_for_selector("#plan-error:has-text('wrong.yaml:2')", timeout=30_000)
+    assert page.is_hidden("#answer")
+    faults.clear()  # the browser reports each refused request
+    path.write_text("model: llama-3.1-8b\nlayout: tp=1\n")
+    page.set_input_files("#load-file", path)
+    page.wait_for_selector("#plan-error:has-text('no field for layout')", timeout=30_000)
 
 
 def test_a_search_from_form_to_table(page: Any) -> None:

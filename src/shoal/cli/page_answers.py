@@ -10,6 +10,7 @@ from shoal.plan.designs import Plan
 from shoal.plan.emit import emit
 from shoal.plan.explain import explain
 from shoal.plan.inverse import as_published, carried, gains, inverse_lines
+from shoal.plan.question_file import parse_question
 from shoal.plan.report import plan_data
 from shoal.plan.restate import command, restate
 from shoal.plan.search import search
@@ -45,6 +46,21 @@ def plan_answer(body: bytes, catalogs: tuple[Path, ...]) -> dict[str, object]:
     plan = search(read.question)
     data = plan_data(plan, explain(plan, sensitivity=not quick), top)
     return {**data, "command": command(asked), "asked": _texts(asked), "emitted": _emitted(plan, asked.model or "")}
+
+
+def question_answer(body: bytes, catalogs: tuple[Path, ...]) -> dict[str, object]:
+    """The fields of a question file, for the form: `text` of the file, and its `name` for what is wrong with it.
+
+    Raises `SpecError` or msgspec's `DecodeError` for a file that is no question of one model.
+    """
+    values = msgspec.json.decode(body)
+    text, name = (values.get(key) for key in ("text", "name")) if isinstance(values, dict) else (None, None)
+    if not isinstance(text, str) or not isinstance(name, str):
+        raise SpecError("question", None, "a JSON object with text and name")
+    file = parse_question(text, name.rsplit("/", 1)[-1][:80] or "question.yaml")
+    if file.models:
+        raise SpecError(file.name, "models", "a question of one model: shoal plan --file answers fleets")
+    return {"asked": _texts(file.question.asked)}
 
 
 def _inverse(read: Read, asked: Asked, quick: bool) -> dict[str, object]:

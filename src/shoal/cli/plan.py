@@ -126,6 +126,10 @@ def plan_model(
             "--layout", help="Evaluate this design instead of searching: tp=8, or tp=4,pp=2 x2; repeat to compare."
         ),
     ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", "-f", help="A question as YAML, the options' names as fields; options typed win."),
+    ] = None,
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -167,9 +171,15 @@ def plan_model(
         prices="rented" if rented else prices, sized_for="high" if sure else sized_for,
         layout="; ".join(layout) if layout else None,
     )  # fmt: skip
+    asked_file = None
+    if file is not None:
+        from shoal.plan.question_file import read_question_file, with_defaults
+
+        asked_file = read_question_file(file)
+        asked = with_defaults(asked, asked_file.question.asked)
     if trace is not None:
         asked = _traced(asked, trace, as_json)
-    read = read_question(asked, catalog or (), emit if emit not in (None, "k8s", "shoal") else "vllm")
+    read = read_question(asked, catalog or (), emit if emit not in (None, "k8s", "shoal") else "vllm", asked_file)
     if constants is not None:
         from shoal.plan.artifact import read_artifact
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from shoal.cli.model_spec import model_spec
 from shoal.plan.asked import FIELDS, Asked, Read, Refused, read_asked
+from shoal.plan.question_file import QuestionFile, Section
 from shoal.specs.errors import SpecError
 
 
@@ -26,12 +27,31 @@ def asked_of_options(model: str | None, model_option: str | None, **options: str
     return Asked(model=model if model is not None else model_option, **texts)
 
 
-def read_question(asked: Asked, catalogs: Sequence[Path], engine: str = "vllm") -> Read:
-    """Read a question. Raises `Refused` in terms of the command line: `--ttft`, not `ttft`."""
+def read_question(
+    asked: Asked, catalogs: Sequence[Path], engine: str = "vllm", file: QuestionFile | None = None,
+    section: Section | None = None,
+) -> Read:  # fmt: skip
+    """Read a question.
+
+    Args:
+        file: where fields may have come from; `section`: the part of it that is this question's.
+
+    Raises `Refused` in terms of where each field was given: `question.yaml:3: ttft`, or `--ttft`.
+    """
     try:
         return read_asked(asked, lambda name: model_spec(name, catalogs), catalogs, engine)
     except Refused as refused:
-        raise Refused([in_options_terms(problem) for problem in refused.problems]) from None
+        raise Refused([_where_typed(problem, asked, file, section) for problem in refused.problems]) from None
+
+
+def _where_typed(problem: SpecError, asked: Asked, file: QuestionFile | None, section: Section | None) -> SpecError:
+    source = section or (None if file is None else file.question)
+    if file is None or source is None or problem.field not in FIELDS:
+        return in_options_terms(problem)
+    # An option that was typed beside the file's value took its place.
+    from_file = getattr(source.asked, problem.field) == getattr(asked, problem.field)
+    located = file.located(problem, section) if from_file else problem
+    return in_options_terms(problem) if located is problem else located
 
 
 def in_options_terms(problem: SpecError) -> SpecError:

@@ -69,10 +69,10 @@ def make_server(host: str, port: int, catalogs: tuple[Path, ...] = ()) -> Thread
 
 
 def _answers() -> Mapping[str, Answer]:
-    from shoal.cli.page_answers import plan_answer
+    from shoal.cli.page_answers import plan_answer, question_answer
     from shoal.cli.page_calculators import calculator_answer
 
-    return {"/api/plan": plan_answer, "/api/calc": calculator_answer}
+    return {"/api/plan": plan_answer, "/api/calc": calculator_answer, "/api/question": question_answer}
 
 
 def _loopback(host: str) -> bool:

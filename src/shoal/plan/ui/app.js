@@ -241,16 +241,50 @@
   byId("question").addEventListener("submit", (event) => { event.preventDefault(); ask(); });
   byId("question").elements.model.addEventListener("input", () => { byId("config-field").hidden = true; });
 
+  // The form as a question of these fields; what it has no field for is said, and leaves the form as it was.
+  function fill(fields) {
+    const form = byId("question"), inputs = [...form.elements].filter((input) => input.name && input.name !== "config");
+    // Of the server's own: how much it shows, which changes no question.
+    const names = new Set([...inputs.map((input) => input.name), "top", "quick"]);
+    const strange = Object.keys(fields).filter((name) => !names.has(name));
+    if (strange.length) {
+      byId("plan-error").textContent = `This form has no field for ${strange.join(", ")}: shoal plan --file asks it.`;
+      return false;
+    }
+    for (const input of inputs) {
+      if (input.name in fields) input.value = fields[input.name];
+      else if (input.tagName === "INPUT") input.value = "";
+      else input.selectedIndex = 0;
+    }
+    return true;
+  }
+
+  // A question as a file: the fields of the form, each as a quoted text of YAML.
+  byId("save").addEventListener("click", () => {
+    const { config, ...fields } = asked(byId("question"));
+    const lines = Object.entries(fields).map(([name, value]) => `${name}: ${JSON.stringify(value)}\n`);
+    const link = element("a");
+    link.href = URL.createObjectURL(new Blob(lines, { type: "application/yaml" }));
+    link.download = "question.yaml";
+    link.click();
+    URL.revokeObjectURL(link.href);
+  });
+  byId("load").addEventListener("click", () => byId("load-file").click());
+  byId("load-file").addEventListener("change", async (event) => {
+    const [file] = event.target.files;
+    if (!file) return;
+    byId("plan-error").textContent = "";
+    const [ok, found] = await post("api/question", { text: await file.text(), name: file.name });
+    event.target.value = "";
+    if (!ok) byId("plan-error").textContent = found.problems.length ? found.problems.map((p) => p.message).join(" ") : found.error;
+    else if (fill(found.asked)) ask();
+  });
+
   // A link carries a question: its fields are filled in, and it is asked.
   const linked = new URLSearchParams(location.search);
   if (linked.has("model")) {
-    for (const input of byId("question").elements) {
-      if (!input.name || input.name === "config") continue;
-      if (linked.has(input.name)) input.value = linked.get(input.name);
-      else if (input.tagName === "INPUT") input.value = "";
-    }
     document.querySelector("[data-tab=planner]").click();
-    ask();
+    if (fill(Object.fromEntries(linked))) ask();
   }
   catalogue();
 })();
