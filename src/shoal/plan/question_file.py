@@ -90,7 +90,8 @@ def _root(text: str, name: str) -> yaml.MappingNode:
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             # An alias may stand for another thousand times over.
             if isinstance(event, yaml.AliasEvent):
-                raise SpecError(f"{name}:{event.start_mark.line + 1}", f"*{event.anchor}", "values without aliases")
+                line = 1 if event.start_mark is None else event.start_mark.line + 1
+                raise SpecError(f"{name}:{line}", f"*{event.anchor}", "values without aliases")
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except RecursionError:
         raise SpecError(name, None, "a mapping of fields to values, not nested further") from None
