@@ -176,10 +176,16 @@ def plan_model(
         from shoal.plan.question_file import read_question_file, with_defaults
 
         asked_file = read_question_file(file)
+        if asked_file.models:
+            from shoal.cli.plan_fleet import answer_fleet
+
+            _refuse_for_fleets({"--trace": trace, "--html": html, "--constants": constants})
+            answer_fleet(asked_file, asked, catalog or (), _engine_of(emit), as_json, emit)
+            return
         asked = with_defaults(asked, asked_file.question.asked)
     if trace is not None:
         asked = _traced(asked, trace, as_json)
-    read = read_question(asked, catalog or (), emit if emit not in (None, "k8s", "shoal") else "vllm", asked_file)
+    read = read_question(asked, catalog or (), _engine_of(emit), asked_file)
     if constants is not None:
         from shoal.plan.artifact import read_artifact
 
@@ -190,6 +196,17 @@ def plan_model(
         (answer_layouts if read.layouts else answer_inverse)(read, quick, as_json)
         return
     _answer(search(read.question), asked.model or "", top, quick, as_json, html, emit, serve_model)
+
+
+def _engine_of(emit: str | None) -> str:
+    """The engine to plan for where none is named: that of the commands to print."""
+    return emit if emit is not None and emit not in ("k8s", "shoal") else "vllm"
+
+
+def _refuse_for_fleets(options: dict[str, Path | None]) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise SpecError(name, str(value), "nothing: it is for a question of one model")
 
 
 def _traced(asked: "Asked", trace: Path, quiet: bool) -> "Asked":

@@ -39,7 +39,8 @@ def read_question(
     Raises `Refused` in terms of where each field was given: `question.yaml:3: ttft`, or `--ttft`.
     """
     try:
-        return read_asked(asked, lambda name: model_spec(name, catalogs), catalogs, engine)
+        shared = section is not None
+        return read_asked(asked, lambda name: model_spec(name, catalogs), catalogs, engine, shared)
     except Refused as refused:
         raise Refused([_where_typed(problem, asked, file, section) for problem in refused.problems]) from None
 

@@ -124,13 +124,15 @@ def asked_from(values: Mapping[str, object], where: str = "question") -> Asked:
 
 
 def read_asked(
-    asked: Asked, find: FindModel | None = None, catalogs: Sequence[Path | str] = (), engine: str = "vllm"
-) -> Read:
+    asked: Asked, find: FindModel | None = None, catalogs: Sequence[Path | str] = (), engine: str = "vllm",
+    shared: bool = False,
+) -> Read:  # fmt: skip
     """Read every field and make the question of them.
 
     Args:
         find: finds the model of a name; default: the catalogue and the file system.
         engine: the engine where the question names none.
+        shared: the devices counted are shared with other questions, so each part has its own count.
 
     Raises:
         Refused: with an error for each field that was not understood.
@@ -170,7 +172,7 @@ def read_asked(
         accepted = "the accelerator too, such as 8xh100, or the traffic (users) that they are to carry"
         reader.problems.append(SpecError("gpu", asked.gpu, accepted))
     if counts and max_devices is None:
-        max_devices = reader.one_count(counts, inverse=users is None and rate is None)
+        max_devices = reader.one_count(counts, inverse=shared or (users is None and rate is None))
     if reader.problems or spec is None:
         raise Refused(reader.problems)
     try:

@@ -80,6 +80,9 @@ def parse_question(text: str, name: str) -> QuestionFile:
         if own.asked.model is not None:
             place = f"{name}:{own.lines['model']}: model"
             problems.append(SpecError(place, own.asked.model, "no model beside a list of models"))
+        if own.asked.layout is not None:
+            place = f"{name}:{own.lines['layout']}: layout"
+            problems.append(SpecError(place, own.asked.layout, "no layout beside a list of models"))
     if problems:
         raise Refused(problems)
     return QuestionFile(name, own, tuple(models))
