@@ -9,6 +9,8 @@ from shoal.plan.asked import Asked, Read, Refused, asked_from, read_asked
 from shoal.plan.designs import Plan
 from shoal.plan.emit import emit
 from shoal.plan.explain import explain
+from shoal.plan.growth import grow
+from shoal.plan.growth_lines import growth_data
 from shoal.plan.inverse import as_published, carried, gains, inverse_lines
 from shoal.plan.question_file import parse_question
 from shoal.plan.report import plan_data
@@ -43,6 +45,10 @@ def plan_answer(body: bytes, catalogs: tuple[Path, ...]) -> dict[str, object]:
         )
     if read.inverse:
         return _inverse(read, asked, quick)
+    if read.growth is not None:
+        grown = growth_data(grow(read.question, read.growth, read.months))
+        text = restate(read.question)
+        return {"growth": grown, "question": {"text": text}, "command": command(asked), "asked": _texts(asked)}
     plan = search(read.question)
     data = plan_data(plan, explain(plan, sensitivity=not quick), top)
     return {**data, "command": command(asked), "asked": _texts(asked), "emitted": _emitted(plan, asked.model or "")}

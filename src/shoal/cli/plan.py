@@ -126,6 +126,10 @@ def plan_model(
             "--layout", help="Evaluate this design instead of searching: tp=8, or tp=4,pp=2 x2; repeat to compare."
         ),
     ] = None,
+    growth: Annotated[
+        str | None, _text("--growth", help="Users by month: 15%/month, or a list: '100; 150; 200'.")
+    ] = None,
+    months: Annotated[str | None, _text("--months", help="Months that growth is planned for. Default: 12.")] = None,
     file: Annotated[
         Path | None,
         typer.Option("--file", "-f", help="A question as YAML, the options' names as fields; options typed win."),
@@ -169,7 +173,7 @@ def plan_model(
         engine=engine, engine_version=engine_version, memory_utilization=memory_utilization,
         max_num_seqs=max_num_seqs, weights=weights, kv_dtype=kv_dtype, split=split,
         prices="rented" if rented else prices, sized_for="high" if sure else sized_for,
-        layout="; ".join(layout) if layout else None,
+        layout="; ".join(layout) if layout else None, growth=growth, months=months,
     )  # fmt: skip
     asked_file = None
     if file is not None:
@@ -190,6 +194,11 @@ def plan_model(
         from shoal.plan.artifact import read_artifact
 
         read = replace(read, question=replace(read.question, constants=read_artifact(constants)))
+    if read.growth is not None:
+        from shoal.cli.plan_growth import answer_growth
+
+        answer_growth(read, as_json, emit, asked.model or "", serve_model)
+        return
     if read.layouts or read.inverse:
         from shoal.cli.plan_given import answer_inverse, answer_layouts
 

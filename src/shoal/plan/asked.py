@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from shoal.plan.api import ASSUMED_TPOT, ASSUMED_TTFT, ask, find_model
 from shoal.plan.given import NamedLayout, parse_layouts
+from shoal.plan.growth import MAX_MONTHS, Growth, parse_growth
 from shoal.plan.kv import kv_dtype_name
 from shoal.plan.question import Assurance, PriceBasis, Question, SplitMode
 from shoal.specs.catalog import Catalog, load_catalog
@@ -74,6 +75,9 @@ class Asked:
     sized_for: str | None = None
     layout: str | None = None
     """Designs to evaluate instead of searching: "tp=8", "tp=4,pp=2 x2; tp=8"."""
+    growth: str | None = None
+    """How users grow by month: "15%/month", or users of each month."""
+    months: str | None = None
 
 
 FIELDS = tuple(field.name for field in fields(Asked))
@@ -100,6 +104,8 @@ class Read:
     """Devices were counted and no traffic was given: the question is how much they carry."""
     layouts: tuple[NamedLayout, ...] = ()
     """Designs that were named."""
+    growth: Growth | None = None
+    months: int | None = None
 
 
 def asked_from(values: Mapping[str, object], where: str = "question") -> Asked:
@@ -168,6 +174,13 @@ def read_asked(
         "engine_version": asked.engine_version,
     }
     layouts = reader.take("layout", parse_layouts, ())
+    growth = reader.take("growth", parse_growth, None)
+    months = reader.take("months", lambda text, field: parse_whole(text, field, 1, MAX_MONTHS), None)
+    if growth is not None and (layouts or (users is None and rate is None)):
+        accepted = "users or a rate, and no layout: growth is that of a question that is searched"
+        reader.problems.append(SpecError("growth", asked.growth, accepted))
+    if months is not None and growth is None and asked.growth is None:
+        reader.problems.append(SpecError("months", asked.months, "growth too, such as 15%/month"))
     if "" in counts and not parts and users is None and rate is None:
         accepted = "the accelerator too, such as 8xh100, or the traffic (users) that they are to carry"
         reader.problems.append(SpecError("gpu", asked.gpu, accepted))
@@ -180,7 +193,9 @@ def read_asked(
     except SpecError as error:
         raise Refused([_in_users_terms(error, asked)]) from None
     owned = _owned(question.accelerators, parts, counts, max_devices)
-    return Read(question, owned, bool(owned) and users is None and rate is None and not layouts, layouts)
+    return Read(
+        question, owned, bool(owned) and users is None and rate is None and not layouts, layouts, growth, months
+    )
 
 
 def _owned(

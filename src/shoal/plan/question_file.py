@@ -22,7 +22,7 @@ MAX_FILE_BYTES = 256 * 1024
 MAX_MODELS = 64
 FLEET_ONLY = ("gpu", "prices", "max_devices")
 """Fields that hold for all models of a fleet, which share its hardware."""
-_NOT_IN_FLEETS = ("layout",)
+_NOT_IN_FLEETS = ("layout", "growth", "months")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,10 @@ def parse_question(text: str, name: str) -> QuestionFile:
         if own.asked.model is not None:
             place = f"{name}:{own.lines['model']}: model"
             problems.append(SpecError(place, own.asked.model, "no model beside a list of models"))
-        if own.asked.layout is not None:
-            place = f"{name}:{own.lines['layout']}: layout"
-            problems.append(SpecError(place, own.asked.layout, "no layout beside a list of models"))
+        for field in _NOT_IN_FLEETS:
+            if (value := getattr(own.asked, field)) is not None:
+                place = f"{name}:{own.lines[field]}: {field}"
+                problems.append(SpecError(place, value, f"no {field} beside a list of models"))
     if problems:
         raise Refused(problems)
     return QuestionFile(name, own, tuple(models))

@@ -127,7 +127,26 @@
     host.scrollIntoView({ behavior: "smooth", block: "start" });
   }
 
+  // Users that grow: a row for each month.
+  function showGrown(found) {
+    const host = byId("answer"), wrap = element("div", undefined, "scroll"), node = element("table"), head = element("tr");
+    host.replaceChildren(element("h2", found.growth.feasible ? "Growth by month" : "Nothing serves this"), element("p", found.question.text, "asked"));
+    for (const name of ["Month", "Traffic", "Devices", "Servers", "$/hour", "$"]) head.append(element("th", name, "n"));
+    node.append(head);
+    for (const cells of found.growth.rows) {
+      const row = element("tr");
+      for (const text of cells) row.append(element("td", text, "n"));
+      node.append(row);
+    }
+    wrap.append(node);
+    host.append(wrap, ...found.growth.sentences.map((line) => element("p", line)));
+    copied(host, "Ask it again", [["On the command line", found.command], ["As a link", location.href]]);
+    host.hidden = false;
+    host.scrollIntoView({ behavior: "smooth", block: "start" });
+  }
+
   function show(plan) {
+    if (plan.growth) { showGrown(plan); return; }
     if (plan.inverse) { showCarried(plan); return; }
     const host = byId("answer"), why = plan.explanation;
     host.replaceChildren(element("h2", plan.feasible ? "Answer" : "Nothing serves this"));
