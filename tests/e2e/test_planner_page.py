@@ -161,8 +161,8 @@ def test_a_question_is_saved_loaded_and_linked(page: Any, browser: Any, tmp_path
 
 
 def test_growth_is_a_row_for_each_month(page: Any, url: str) -> None:
-    fields = "model=llama-3.1-8b&gpu=l40s&users=60&input=2k&output=256&split=never&prices=rented&growth=25%25/month&months=4"
-    page.goto(f"{url}?{fields}")
+    fields = "model=llama-3.1-8b&gpu=l40s&users=60&input=2k&output=256&split=never&prices=rented"
+    page.goto(f"{url}?{fields}&growth=25%25/month&months=4")
     page.wait_for_selector("#answer table", timeout=60_000)
     assert page.locator("#answer table tr").count() == 5
     assert "Total: $" in page.inner_text("#answer")
