@@ -139,12 +139,13 @@ class ServingEstimator:
         prefill pool on another machine."""
         out = closed_loop(work, first, k, load, ARRAY, first_k)
         table = feature_table(work, first, load, kind, out)
+        tpot_log, ttft_log, tpot_wide, ttft_wide = self._bundle.many(table)
         a = self.artifact
         floor, scaled = tpot_floor(work), 1.0 - np.asarray(known.own)
-        tpot = np.maximum(out.tpot * np.exp(self._tpot_trees.many(table) * known.trees) * known.tpot_factor, floor)
-        ttft = out.ttft * np.exp(self._ttft_trees.many(table) * known.trees) * known.ttft_factor
-        tpot_width = np.exp((a.scale_base[0] + self._tpot_scale.many(table) * known.trees) * scaled)
-        ttft_width = np.exp((a.scale_base[1] + self._ttft_scale.many(table) * known.trees) * scaled)
+        tpot = np.maximum(out.tpot * np.exp(tpot_log * known.trees) * known.tpot_factor, floor)
+        ttft = out.ttft * np.exp(ttft_log * known.trees) * known.ttft_factor
+        tpot_width = np.exp((a.scale_base[0] + tpot_wide * known.trees) * scaled)
+        ttft_width = np.exp((a.scale_base[1] + ttft_wide * known.trees) * scaled)
         tpot_low, tpot_high, ttft_low, ttft_high = self._intervals.quantiles(known, regimes_of(load, out))
         return Predictions(
             ttft=ttft,
