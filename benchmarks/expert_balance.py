@@ -23,10 +23,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from machine import append, describe
 from shoal import LLM, SamplingParams
-from shoal.bench.stats import ratio_estimate
 from shoal.engine.models.build import build_model
 from shoal.policy.experts import ExpertBalancer
 from shoal.specs import load_model_spec
+from shoal.workload.stats import ratio_estimate
 
 VOCAB = 512
 CONFIG = {

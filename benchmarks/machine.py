@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from shoal.bench.stats import ratio_estimate
+from shoal.workload.stats import ratio_estimate
 
 FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile")
 

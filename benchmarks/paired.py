@@ -2,7 +2,7 @@
 
 Every side answered the same sessions in every round. A resample draws sessions, the same ones for every side, so
 that what a heavy or an unlucky session does to all sides cancels in their ratio. Sessions that are neighbours in
-time are drawn together (see `shoal.bench.stats`).
+time are drawn together (see `shoal.workload.stats`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.bench.records import Record
-from shoal.bench.stats import CONFIDENCE, Estimate, Floats, resample_counts
+from shoal.workload.records import Record
+from shoal.workload.stats import CONFIDENCE, Estimate, Floats, resample_counts
 
 RESAMPLES = 1000
 Weights = NDArray[np.int64]

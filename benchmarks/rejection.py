@@ -26,13 +26,14 @@ from machine import append, describe
 from paired import Paired, Values, Weights, estimates
 from peers.engines import Absent
 from routing_figures import owners, shown
-from shoal.bench.lengths import parse_lengths
-from shoal.bench.load import Load, Shape, at_times, made_up
-from shoal.bench.objectives import Objectives
-from shoal.bench.run import Runner, RunOptions, RunResult
-from shoal.bench.stats import ratio_estimate
-from shoal.bench.summary import summarize
+from shoal.bench.run import Runner
 from shoal.bench.target import Target, TargetOptions
+from shoal.workload.lengths import parse_lengths
+from shoal.workload.load import Load, Shape, at_times, made_up
+from shoal.workload.objectives import Objectives
+from shoal.workload.run import RunOptions, RunResult
+from shoal.workload.stats import ratio_estimate
+from shoal.workload.summary import summarize
 
 DEADLINE = 120.0
 WARMUP_SECONDS = 4.0

@@ -25,13 +25,14 @@ from machine import append, describe
 from peers.engines import Absent
 from routing_figures import brief, plot, table
 from shares import shares
-from shoal.bench.lengths import parse_lengths
-from shoal.bench.load import Load, Session, Shape, at_times, made_up
-from shoal.bench.run import Runner, RunOptions, RunResult
-from shoal.bench.summary import summarize
+from shoal.bench.run import Runner
 from shoal.bench.target import Target, TargetOptions
-from shoal.bench.traces import Cut, trace_load
 from shoal.policy.routing.router import POLICIES
+from shoal.workload.lengths import parse_lengths
+from shoal.workload.load import Load, Session, Shape, at_times, made_up
+from shoal.workload.run import RunOptions, RunResult
+from shoal.workload.summary import summarize
+from shoal.workload.traces import Cut, trace_load
 
 USUAL = "default,round_robin,least_load,cache_aware"
 BASELINE = "round_robin"

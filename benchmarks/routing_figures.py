@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from paired import Paired, Values, Weights, estimates
-from shoal.bench.records import Record
-from shoal.bench.run import RunResult
-from shoal.bench.stats import Estimate, ratio_estimate
+from shoal.workload.records import Record
+from shoal.workload.run import RunResult
+from shoal.workload.stats import Estimate, ratio_estimate
 
 Results = Mapping[str, Sequence[RunResult]]
 """Policy → one result a round."""

@@ -19,8 +19,8 @@ import numpy as np
 
 from machine import append, describe
 from peers.engines import Absent, shoal_server
-from shoal.bench.stats import mean_estimate
 from shoal.bench.target import Target, TargetOptions
+from shoal.workload.stats import mean_estimate
 
 
 async def first_token(url: str, started: float) -> float:

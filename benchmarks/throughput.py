@@ -32,10 +32,11 @@ from machine import append, describe, ratio
 from peers.convert import as_q8_0, as_safetensors, as_w8a8
 from peers.engines import KINDS, WEIGHTS, Absent, Kind, Offline, Served, Setting, program, scheme
 from peers.shapes import SHAPES, as_gguf, as_mixtral
-from shoal.bench.lengths import LengthDraw
-from shoal.bench.load import Shape, at_times, made_up
-from shoal.bench.run import Runner, RunOptions
+from shoal.bench.run import Runner
 from shoal.bench.target import Target, TargetOptions
+from shoal.workload.lengths import LengthDraw
+from shoal.workload.load import Shape, at_times, made_up
+from shoal.workload.run import RunOptions
 
 VOCABULARY = 49_000
 """Ids below SmolLM2's 49,152, its special tokens (the first twenty) left out."""

@@ -14,15 +14,16 @@ import pytest
 from e2ekit import Running, eventually
 
 from shoal.bench.job import Job
-from shoal.bench.lengths import parse_lengths
-from shoal.bench.load import Shape, at_times, made_up
-from shoal.bench.objectives import Objectives
 from shoal.bench.protocol import Protocol, ProtocolOptions
-from shoal.bench.run import Runner, RunOptions
-from shoal.bench.summary import summarize
+from shoal.bench.run import Runner
 from shoal.bench.target import Target, TargetOptions
-from shoal.bench.traces import Cut, trace_load
 from shoal.cli import main
+from shoal.workload.lengths import parse_lengths
+from shoal.workload.load import Shape, at_times, made_up
+from shoal.workload.objectives import Objectives
+from shoal.workload.run import RunOptions
+from shoal.workload.summary import summarize
+from shoal.workload.traces import Cut, trace_load
 
 SHAPE = Shape(parse_lengths("uniform:24:60", "input"), parse_lengths("6", "output"))
 

@@ -2,11 +2,12 @@
 
 from fleet_kit import Served
 
-from shoal.bench.lengths import parse_lengths
-from shoal.bench.load import Shape, at_times, made_up
-from shoal.bench.run import Runner, RunOptions
-from shoal.bench.summary import summarize
+from shoal.bench.run import Runner
 from shoal.bench.target import Target, TargetOptions
+from shoal.workload.lengths import parse_lengths
+from shoal.workload.load import Shape, at_times, made_up
+from shoal.workload.run import RunOptions
+from shoal.workload.summary import summarize
 
 SHAPE = Shape(parse_lengths("uniform:24:60", "input"), parse_lengths("6", "output"))
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "shoal"
-FLOORS = ("specs", "policy", "plan", "http", "engine", "server", "fleet", "bench", "observe", "cli")
+FLOORS = ("specs", "policy", "plan", "workload", "http", "engine", "server", "fleet", "bench", "observe", "cli")
 # Free of frameworks, so that planning starts at once and runs anywhere.
-LIGHT = ("specs", "policy", "plan")
+LIGHT = ("specs", "policy", "plan", "workload")
 HEAVY = {
     *("torch", "transformers", "tokenizers", "safetensors", "llguidance", "huggingface_hub", "fsspec"),
     *("http", "urllib", "socket", "ssl", "requests", "httpx", "aiohttp", "starlette", "uvicorn", "fastapi", "zmq"),
@@ -163,6 +163,12 @@ def test_a_package_imports_only_from_the_floors_above_it() -> None:
 
 def test_the_light_floors_import_no_framework() -> None:
     wrong = violations(LIGHT, HEAVY)
+    assert not wrong, "\n".join(wrong)
+
+
+def test_what_a_simulation_shares_knows_no_event_loop() -> None:
+    """A simulation runs in virtual time: nothing it is made of may wait for a real clock."""
+    wrong = violations(("workload", "sim"), {"asyncio", "threading", "time"})
     assert not wrong, "\n".join(wrong)
 
 

@@ -8,11 +8,11 @@ Speculative decoding gives several tokens a step, which an event then carries to
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.bench.records import Record
-from shoal.bench.summary import Summary
 from shoal.specs.errors import SpecError
 from shoal.specs.quantities import parse_quantity
 from shoal.specs.traffic import positive
+from shoal.workload.records import Record
+from shoal.workload.summary import Summary
 
 _LATE_SHARE = 0.1
 """Schedule delay over this share of TTFT: the generator is part of what was measured."""

@@ -3,9 +3,9 @@
 import asyncio
 from typing import Any
 
-from shoal.bench.load import Load, Segment, Turn
 from shoal.bench.prompts import IdPrompts, TextPrompts
 from shoal.bench.target import Reply, Target
+from shoal.workload.load import Load, Segment, Turn
 
 _AT_ONCE = 8
 

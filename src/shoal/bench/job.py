@@ -8,14 +8,15 @@ from datetime import datetime
 
 from shoal import __version__
 from shoal.bench.checks import Hardware, warnings
-from shoal.bench.load import Load
-from shoal.bench.objectives import Objectives
-from shoal.bench.report.document import Report, Section, count_table, latency_table
-from shoal.bench.report.files import Recorded
-from shoal.bench.report.plots import plots
-from shoal.bench.run import Progress, Runner, RunOptions, RunResult, Silent
-from shoal.bench.summary import DEFINITIONS, Summary, summarize
+from shoal.bench.run import Runner
 from shoal.bench.target import Target
+from shoal.workload.load import Load
+from shoal.workload.objectives import Objectives
+from shoal.workload.report.document import Report, Section, count_table, latency_table
+from shoal.workload.report.files import Recorded
+from shoal.workload.report.plots import plots
+from shoal.workload.run import Progress, RunOptions, RunResult, Silent
+from shoal.workload.summary import DEFINITIONS, Summary, summarize
 
 
 @dataclass(frozen=True, slots=True)

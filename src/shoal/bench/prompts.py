@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 
-from shoal.bench.load import Segment
 from shoal.specs.errors import SpecError
+from shoal.workload.load import Segment
 
 CountTokens = Callable[[str], Awaitable[int]]
 

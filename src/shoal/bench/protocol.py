@@ -9,15 +9,16 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
 from shoal.bench.job import Job, Measured
-from shoal.bench.load import Load, Segment, Session, Shape, Turn, at_times, made_up
-from shoal.bench.objectives import Objectives
-from shoal.bench.records import Record
-from shoal.bench.report.document import Plot, Section, Series, Table, amount, number, quantile_cell
-from shoal.bench.run import RunOptions, RunResult
-from shoal.bench.summary import Summary, summarize
-from shoal.bench.sweep import RateSearch, SweepResult, sweep
+from shoal.bench.series import sweep
 from shoal.bench.target import Target
-from shoal.bench.writeup import sweep_section
+from shoal.workload.load import Load, Segment, Session, Shape, Turn, at_times, made_up
+from shoal.workload.objectives import Objectives
+from shoal.workload.records import Record
+from shoal.workload.report.document import Plot, Section, Series, Table, amount, number, quantile_cell
+from shoal.workload.run import RunOptions, RunResult
+from shoal.workload.summary import Summary, summarize
+from shoal.workload.sweep import RateSearch, SweepResult
+from shoal.workload.writeup import sweep_section
 
 _TTFT_FACTOR, _TPOT_FACTOR = 10.0, 3.0
 """Derived objectives: so many times what one user alone sees."""
@@ -113,7 +114,8 @@ class Protocol:
     def _objectives(self, alone: Summary) -> None:
         if self.job.objectives.any or alone.ttft is None:
             return
-        tpot = None if alone.tpot is None else alone.tpot.at(0.5).value * _TPOT_FACTOR
+        speed = _user_speed(alone)
+        tpot = None if speed is None else _TPOT_FACTOR / speed
         first = alone.ttft.at(0.5).value * _TTFT_FACTOR
         self.job.objectives = Objectives(ttft=first, tpot=tpot, share=self.job.objectives.share)
         self.derived = True
@@ -208,7 +210,7 @@ class Protocol:
         self.sections.append(_sides_section(title, text, sides))
 
     def _drift(self, first: Summary, last: Summary) -> None:
-        if first.e2e is None or last.e2e is None:
+        if first.e2e is None or last.e2e is None or first.e2e.at(0.5).value <= 0:
             return
         ratio = last.e2e.at(0.5).value / first.e2e.at(0.5).value
         text = (
@@ -224,6 +226,11 @@ def _only(result: RunResult, sessions: set[int] | None) -> RunResult:
     return replace(result, records=kept)
 
 
+def _user_speed(s: Summary) -> float | None:
+    """Median tokens per second of one stream; None where its tokens came all at once, or nothing was measured."""
+    return None if s.tpot is None or s.tpot.at(0.5).value <= 0 else 1 / s.tpot.at(0.5).value
+
+
 def _ladder_section(points: list[tuple[int, Summary]]) -> Section:
     rows = [
         (
@@ -231,12 +238,12 @@ def _ladder_section(points: list[tuple[int, Summary]]) -> Section:
             amount(s.output_rate),
             quantile_cell(s.tpot, 0.5),
             quantile_cell(s.ttft, 0.5),
-            "–" if s.tpot is None else number(1 / s.tpot.at(0.5).value),
+            "–" if (speed := _user_speed(s)) is None else number(speed),
         )
         for users, s in points
     ]
     table = Table(("users", "tokens/s", "TPOT p50 ms", "TTFT p50 ms", "tokens/s/user"), tuple(rows))
-    pareto = tuple((1 / s.tpot.at(0.5).value, s.output_rate.value) for _, s in points if s.tpot is not None)
+    pareto = tuple((speed, s.output_rate.value) for _, s in points if (speed := _user_speed(s)) is not None)
     plot = Plot("Throughput against speed for a user", "tokens/s/user", "tokens/s", (Series("", pareto),))
     return Section(
         "2 · More users",

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from shoal.bench.records import Phase
+from shoal.workload.records import Phase
 
 
 class Window:

@@ -31,8 +31,8 @@ from shoal.cli.bench_progress import progress_bar
 
 if TYPE_CHECKING:
     from shoal.bench.job import Job
-    from shoal.bench.report.document import Report, Section
     from shoal.bench.target import Target
+    from shoal.workload.report.document import Report, Section
 
 Url = Annotated[str, typer.Argument(help="Base URL of an OpenAI-compatible server.")]
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -74,7 +74,7 @@ def run(
 
     async def work(job: Job) -> _Finished:
         from shoal.bench.target import Target
-        from shoal.bench.workload import workload
+        from shoal.workload.options import workload
 
         load, options = workload(workload_of(lengths, trace, amount, pace, job.salt))
         async with await Target.open(endpoint.target(url)) as target:
@@ -103,18 +103,18 @@ def sweep(
     points: Annotated[int, typer.Option(min=1, help="Rates tried at most.")] = 12,
 ) -> None:
     """Find the highest rate that meets the objectives."""
-    from shoal.bench.sweep import RateSearch
+    from shoal.workload.sweep import RateSearch
 
     if goal.ttft is None and goal.tpot is None and goal.e2e is None:
         raise UsageError("sweep needs an objective: --ttft, --tpot or --e2e, in milliseconds")
     search = RateSearch(start, tolerance, points)
 
     async def work(job: Job) -> _Finished:
-        from shoal.bench.summary import Summary
-        from shoal.bench.sweep import sweep as find
+        from shoal.bench.series import sweep as find
         from shoal.bench.target import Target
-        from shoal.bench.workload import workload
-        from shoal.bench.writeup import sweep_section
+        from shoal.workload.options import workload
+        from shoal.workload.summary import Summary
+        from shoal.workload.writeup import sweep_section
 
         async with await Target.open(endpoint.target(url)) as target:
             sections: list[Section] = []
@@ -153,12 +153,12 @@ def compare(
     """Compare two endpoints or configurations, interleaved in one run."""
 
     async def work(job: Job) -> _Finished:
-        from shoal.bench.compare import Side
-        from shoal.bench.compare import compare as interleave
-        from shoal.bench.summary import Summary
+        from shoal.bench.series import compare as interleave
         from shoal.bench.target import Target
-        from shoal.bench.workload import workload
-        from shoal.bench.writeup import comparison_section
+        from shoal.workload.compare import Side
+        from shoal.workload.options import workload
+        from shoal.workload.summary import Summary
+        from shoal.workload.writeup import comparison_section
 
         async with contextlib.AsyncExitStack() as stack:
             a = await stack.enter_async_context(await Target.open(endpoint.target(url_a)))
@@ -256,8 +256,8 @@ def _execute(
             raise typer.Exit(128 + received[0] if received else INTERRUPTED) from None
     to_stdout = output.json_file is not None and str(output.json_file) == "-"
     if not to_stdout:
-        from shoal.bench.report import show
         from shoal.cli.console import stdout_console
+        from shoal.workload.report import show
 
         show(report, stdout_console())
     _write(output, report, results, job)
@@ -277,8 +277,8 @@ def _interrupt(
 
 
 def _write(output: Output, report: Report, results: object, job: Job) -> None:
-    from shoal.bench.report.files import json_bytes, write_csv, write_json
-    from shoal.bench.report.html import write_html
+    from shoal.workload.report.files import json_bytes, write_csv, write_json
+    from shoal.workload.report.html import write_html
 
     path = None
     try:

@@ -13,9 +13,9 @@ import typer
 
 if TYPE_CHECKING:
     from shoal.bench.checks import HardwareOptions
-    from shoal.bench.objectives import Objectives
     from shoal.bench.target import TargetOptions
-    from shoal.bench.workload import WorkloadOptions
+    from shoal.workload.objectives import Objectives
+    from shoal.workload.options import WorkloadOptions
 
 
 class UsageError(ValueError):
@@ -138,7 +138,7 @@ class Goal:
     attain: Annotated[float, typer.Option(help="Percent of requests that must meet all of them.")] = 99.0
 
     def objectives(self) -> "Objectives":
-        from shoal.bench.objectives import Objectives
+        from shoal.workload.objectives import Objectives
 
         ttft, tpot, e2e = (None if ms is None else ms / 1e3 for ms in (self.ttft, self.tpot, self.e2e))
         return Objectives(ttft, tpot, e2e, self.attain / 100)
@@ -180,7 +180,7 @@ def workload_of(
     lengths: LengthsOf, trace: Trace, amount: Amount, pace: Pace | None = None, salt: str = ""
 ) -> "WorkloadOptions":
     """Return the bench's own description of a load: its fields have the names of the options."""
-    from shoal.bench.workload import WorkloadOptions
+    from shoal.workload.options import WorkloadOptions
 
     groups = (lengths, trace, amount, pace or Pace())
     given = {field.name: getattr(group, field.name) for group in groups for field in fields(group)}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shoal.bench.run import Progress
+    from shoal.workload.run import Progress
 
 
 @contextlib.contextmanager
@@ -17,7 +17,7 @@ def progress_bar() -> Iterator[Progress]:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
 
-    from shoal.bench.run import Silent
+    from shoal.workload.run import Silent
 
     console = Console(stderr=True)
     if not console.is_terminal:

@@ -7,9 +7,9 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
-from shoal.bench.records import Phase, Record
-from shoal.bench.run import RunResult
 from shoal.policy.outcomes import Outcome
+from shoal.workload.records import Phase, Record
+from shoal.workload.run import RunResult
 
 
 def record(

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.bench.arrivals import arrival_times, scaled_times
-from shoal.bench.lengths import parse_lengths
-from shoal.bench.load import Shape, at_times, made_up
 from shoal.specs.errors import SpecError
+from shoal.workload.arrivals import arrival_times, scaled_times
+from shoal.workload.lengths import parse_lengths
+from shoal.workload.load import Shape, at_times, made_up
 
 N = 20_000
 

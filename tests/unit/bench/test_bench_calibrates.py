@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 from benchkit import record, result
 
-from shoal.bench.report.document import Report
-from shoal.bench.report.files import write_json
-from shoal.bench.summary import summarize
 from shoal.cli.entry import main
 from shoal.plan.api import ask, find_model
 from shoal.plan.artifact import read_artifact, shipped
@@ -24,6 +21,9 @@ from shoal.plan.work import model_work
 from shoal.specs.catalog import load_catalog
 from shoal.specs.errors import SpecError
 from shoal.specs.layout import Layout
+from shoal.workload.report.document import Report
+from shoal.workload.report.files import write_json
+from shoal.workload.summary import summarize
 
 LOADS = ((1, 128, 64), (2, 128, 64), (4, 128, 64), (8, 128, 64), (1, 512, 32), (4, 512, 32))
 """(requests in flight, prompt, answer) of the runs that calibrate."""

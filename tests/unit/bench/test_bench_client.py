@@ -9,13 +9,17 @@ import pytest
 from benchkit import HEAD, Write, chunk, event, refusal, serving, stream
 
 from shoal.bench.events import error_text
-from shoal.bench.lengths import parse_lengths
-from shoal.bench.load import Shape, at_times, made_up
-from shoal.bench.run import Runner, RunOptions
+from shoal.bench.job import Job
+from shoal.bench.protocol import Protocol, ProtocolOptions
+from shoal.bench.run import Runner
 from shoal.bench.target import BenchError, Target, TargetOptions
-from shoal.bench.workload import WorkloadOptions, workload
 from shoal.policy.outcomes import Outcome
 from shoal.specs.errors import SpecError
+from shoal.workload.lengths import parse_lengths
+from shoal.workload.load import Shape, at_times, made_up
+from shoal.workload.objectives import Objectives
+from shoal.workload.options import WorkloadOptions, workload
+from shoal.workload.run import RunOptions
 
 SHAPE = Shape(parse_lengths("16", "input"), parse_lengths("6", "output"))
 
@@ -40,6 +44,17 @@ async def garbage(body: dict[str, object], write: Write) -> None:
 
 async def error_event(body: dict[str, object], write: Write) -> None:
     await write(HEAD + event({"error": {"message": "out of luck"}}) + b"0\r\n\r\n")
+
+
+async def all_at_once(body: dict[str, object], write: Write) -> None:
+    """A whole answer in one write: its tokens come at one moment, so that their time per token is 0."""
+    written: list[bytes] = []
+
+    async def collect(data: bytes) -> None:
+        written.append(data)
+
+    await stream(body, collect)
+    await write(b"".join(written))
 
 
 async def silent(body: dict[str, object], write: Write) -> None:
@@ -219,3 +234,14 @@ def test_options_that_contradict_are_refused() -> None:
     load, run = workload(WorkloadOptions(concurrency=4, requests=10))
     assert (run.requests, run.warmup, run.concurrency) == (10, 4, 4)
     assert load.requests >= 14
+
+
+async def test_the_protocol_ends_where_answers_come_all_at_once() -> None:
+    async with serving(all_at_once) as (url, _), await Target.open(TargetOptions(url)) as target:
+        job = Job(Objectives(share=0.5))
+        options = ProtocolOptions(SHAPE, requests=6, seconds=0.05, most_users=2, tolerance=1.0, points=1)
+        protocol = Protocol(job, target, options, [], [])
+        await protocol.run()
+    ladder = next(s for s in protocol.sections if s.title.startswith("2"))
+    assert "–" in {row[-1] for row in ladder.tables[0].rows}
+    assert protocol.sections[-1].title == "Drift"

@@ -14,12 +14,12 @@ from benchkit import record, result
 from rich.console import Console
 
 from shoal.bench.job import Job
-from shoal.bench.objectives import Objectives
-from shoal.bench.report import Plot, Series, show, write_csv, write_html, write_json
-from shoal.bench.report.document import Report
-from shoal.bench.report.files import Recorded
-from shoal.bench.report.svg import svg, ticks
 from shoal.policy.outcomes import Outcome
+from shoal.workload.objectives import Objectives
+from shoal.workload.report import Plot, Series, show, write_csv, write_html, write_json
+from shoal.workload.report.document import Report
+from shoal.workload.report.files import Recorded
+from shoal.workload.report.svg import svg, ticks
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.bench.stats import (
+from shoal.workload.stats import (
     block_length,
     distribution,
     mean_estimate,

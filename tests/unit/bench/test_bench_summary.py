@@ -4,11 +4,11 @@ import pytest
 from benchkit import record, result
 
 from shoal.bench.checks import Hardware, HardwareOptions, hardware, warnings
-from shoal.bench.objectives import Objectives
-from shoal.bench.records import Phase
-from shoal.bench.summary import summarize
 from shoal.policy.outcomes import Outcome
 from shoal.specs.errors import SpecError
+from shoal.workload.objectives import Objectives
+from shoal.workload.records import Phase
+from shoal.workload.summary import summarize
 
 
 def test_latencies_count_from_the_scheduled_send() -> None:

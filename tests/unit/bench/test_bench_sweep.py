@@ -9,17 +9,19 @@ from benchkit import Write, record, result, serving, stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.bench.arrivals import arrival_times
 from shoal.bench.checks import warnings
-from shoal.bench.compare import Side, compare, ratios
-from shoal.bench.lengths import parse_lengths
-from shoal.bench.load import Shape, at_times, made_up
-from shoal.bench.objectives import Objectives
-from shoal.bench.run import Runner, RunOptions, RunResult
-from shoal.bench.summary import Summary, summarize
-from shoal.bench.sweep import RateSearch, judged, sweep
+from shoal.bench.run import Runner
+from shoal.bench.series import compare, sweep
 from shoal.bench.target import Target, TargetOptions
 from shoal.specs.errors import SpecError
+from shoal.workload.arrivals import arrival_times
+from shoal.workload.compare import Side, ratios
+from shoal.workload.lengths import parse_lengths
+from shoal.workload.load import Shape, at_times, made_up
+from shoal.workload.objectives import Objectives
+from shoal.workload.run import RunOptions, RunResult
+from shoal.workload.summary import Summary, summarize
+from shoal.workload.sweep import RateSearch, judged
 
 SHAPE = Shape(parse_lengths("8", "input"), parse_lengths("3", "output"))
 

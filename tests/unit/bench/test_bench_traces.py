@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from shoal.bench.load import Segment
 from shoal.bench.prompts import IdPrompts, TextPrompts
-from shoal.bench.traces import Cut, read_trace, trace_load
 from shoal.specs.errors import SpecError
+from shoal.workload.load import Segment
+from shoal.workload.traces import Cut, read_trace, trace_load
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44

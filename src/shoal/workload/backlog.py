@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.bench.run import RunResult
+from shoal.workload.run import RunResult
 
 KEPT_UP = 0.95
 """A rate was kept up with where this share of it was completed."""

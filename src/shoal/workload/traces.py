@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.bench.arrivals import scaled_times
-from shoal.bench.load import Load, Segment, Session, Turn
 from shoal.plan.readers.trace import BLOCK_TOKENS, TraceRequest, read_trace
 from shoal.specs.errors import SpecError
+from shoal.workload.arrivals import scaled_times
+from shoal.workload.load import Load, Segment, Session, Turn
 
 __all__ = ["BLOCK_TOKENS", "Cut", "TraceRequest", "read_trace", "trace_load"]
 

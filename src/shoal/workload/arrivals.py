@@ -4,9 +4,9 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from shoal.bench.stats import Floats
 from shoal.specs.errors import SpecError
 from shoal.specs.traffic import positive
+from shoal.workload.stats import Floats
 
 Process = Literal["poisson", "gamma", "constant", "burst"]
 """poisson: exponential gaps · gamma: gaps of a given coefficient of variation · constant: equal gaps ·

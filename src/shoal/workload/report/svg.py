@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from shoal.bench.report.document import Plot, Series, number
+from shoal.workload.report.document import Plot, Series, number
 
 _WIDTH, _HEIGHT = 640, 340
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 14, 62

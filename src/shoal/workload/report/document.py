@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from shoal.bench.stats import Distribution, Estimate, Quantile
-from shoal.bench.summary import Summary
+from shoal.workload.stats import Distribution, Estimate, Quantile
+from shoal.workload.summary import Summary
 
 Kind = Literal["line", "steps", "dots"]
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.bench.backlog import Backlog, backlog
-from shoal.bench.objectives import Objectives
-from shoal.bench.records import Record
-from shoal.bench.run import RunResult
-from shoal.bench.stats import Distribution, Estimate, Floats, distribution, mean_estimate
+from shoal.workload.backlog import Backlog, backlog
+from shoal.workload.objectives import Objectives
+from shoal.workload.records import Record
+from shoal.workload.run import RunResult
+from shoal.workload.stats import Distribution, Estimate, Floats, distribution, mean_estimate
 
 DEFINITIONS: tuple[tuple[str, str], ...] = (
     ("scheduled send", "when a request was due by the arrival process; in a closed loop, when its user was ready"),

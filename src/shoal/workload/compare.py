@@ -5,12 +5,12 @@ Both sides get prompts of the same lengths at the same times in a round; the con
 before the same cache.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from shoal.bench.stats import Distribution, Estimate, ratio_estimate
-from shoal.bench.summary import Summary
+from shoal.workload.stats import Distribution, Estimate, ratio_estimate
+from shoal.workload.summary import Summary
 
 Side = Literal["A", "B"]
 Verdict = Literal["better", "worse", "too close to call"]
@@ -90,23 +90,3 @@ def _verdict(ratio: Estimate, higher_is_better: bool) -> Verdict:
     if ratio.low is None or ratio.high is None or ratio.low <= 1 <= ratio.high:
         return "too close to call"
     return "better" if (ratio.low > 1) == higher_is_better else "worse"
-
-
-RunSide = Callable[[Side, int], Awaitable[Summary]]
-
-
-async def compare(run: RunSide, rounds: int, stopped: Callable[[], bool] = lambda: False) -> Comparison:
-    """Run the rounds, turning the order each time; whole rounds only are judged if it is stopped."""
-    done: list[Round] = []
-    for number in range(rounds):
-        first, second = ("A", "B") if number % 2 == 0 else ("B", "A")
-        sides: dict[str, Summary] = {}
-        for side in (first, second):
-            sides[side] = await run("A" if side == "A" else "B", number)
-            if sides[side].partial or stopped():
-                break
-        if len(sides) < 2 or any(s.partial for s in sides.values()):
-            break
-        done.append(Round("A" if first == "A" else "B", sides["A"], sides["B"]))
-    goodput = bool(done) and done[0].a.objectives.any
-    return Comparison(tuple(done), ratios(done, goodput), len(done) < rounds)

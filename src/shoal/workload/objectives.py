@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from shoal.bench.records import Record
 from shoal.specs.errors import SpecError
 from shoal.specs.traffic import positive
+from shoal.workload.records import Record
 
 SHARE = 0.99
 

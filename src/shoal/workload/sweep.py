@@ -1,12 +1,11 @@
 """The highest rate of arrivals that an endpoint serves within its objectives."""
 
 import math
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from shoal.bench.summary import Summary
 from shoal.specs.errors import SpecError
 from shoal.specs.traffic import positive
+from shoal.workload.summary import Summary
 
 _MAX_DOUBLINGS = 6
 
@@ -97,10 +96,6 @@ class RateSearch:
             self._passed = {p: n for p, n in self._passed.items() if p < rate}
 
 
-Probe = Callable[[float, int], Awaitable[Summary]]
-"""Runs one rate; the number keeps the prompts of different points apart."""
-
-
 def judged(rate: float, summary: Summary, evidence: float = 0.0) -> Point:
     """Judge a run at this rate: enough of its requests met all objectives, and the server kept up with them.
 
@@ -111,24 +106,3 @@ def judged(rate: float, summary: Summary, evidence: float = 0.0) -> Point:
     close = attained.low is not None and attained.high is not None and attained.low < share <= attained.high
     kept_up = summary.backlog is None or summary.backlog.kept_up(evidence)
     return Point(rate, summary, attained.value >= share and kept_up, close, kept_up)
-
-
-async def sweep(
-    probe: Probe, search: RateSearch, stopped: Callable[[], bool] = lambda: False, evidence: float = 0.0
-) -> SweepResult:
-    """Run rates until the search is done; what there is, marked partial, if it is stopped.
-
-    Args:
-        evidence: requests per second that the server is known to complete.
-    """
-    points: list[Point] = []
-    while not stopped() and (rate := search.next_rate()) is not None:
-        summary = await probe(rate, len(points))
-        if summary.partial:
-            break
-        if summary.backlog is not None:
-            evidence = max(evidence, summary.backlog.completed)
-        point = judged(rate, summary, evidence)
-        points.append(point)
-        search.record(rate, point.meets)
-    return SweepResult(tuple(points), search.best, search.failing, search.confirmed, stopped())

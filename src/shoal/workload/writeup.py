@@ -1,9 +1,9 @@
 """Sections of a report on sweeps and comparisons."""
 
-from shoal.bench.compare import Comparison
-from shoal.bench.report.document import Plot, Section, Series, Table, amount, number, quantile_cell
-from shoal.bench.stats import Estimate
-from shoal.bench.sweep import Point, SweepResult
+from shoal.workload.compare import Comparison
+from shoal.workload.report.document import Plot, Section, Series, Table, amount, number, quantile_cell
+from shoal.workload.stats import Estimate
+from shoal.workload.sweep import Point, SweepResult
 
 
 def sweep_section(title: str, found: SweepResult, text: str = "") -> Section:

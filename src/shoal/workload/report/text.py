@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from shoal.bench.report.document import Report, Table
+from shoal.workload.report.document import Report, Table
 
 
 def show(report: Report, console: Console) -> None:

@@ -4,12 +4,12 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.bench.lengths import parse_lengths
-from shoal.bench.load import Load, Shape, at_times, made_up
-from shoal.bench.run import RunOptions
-from shoal.bench.traces import Cut, trace_load
 from shoal.specs.errors import SpecError
 from shoal.specs.traffic import positive
+from shoal.workload.lengths import parse_lengths
+from shoal.workload.load import Load, Shape, at_times, made_up
+from shoal.workload.run import RunOptions
+from shoal.workload.traces import Cut, trace_load
 
 DEFAULT_REQUESTS = 100
 DEFAULT_CONCURRENCY = 8

@@ -5,8 +5,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from shoal.bench.stats import Floats
 from shoal.policy.outcomes import Outcome
+from shoal.workload.stats import Floats
 
 
 class Phase(StrEnum):

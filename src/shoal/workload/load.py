@@ -10,9 +10,9 @@ from typing import Literal
 
 import numpy as np
 
-from shoal.bench.arrivals import arrival_times
-from shoal.bench.lengths import LengthDraw
 from shoal.specs.errors import SpecError
+from shoal.workload.arrivals import arrival_times
+from shoal.workload.lengths import LengthDraw
 
 Role = Literal["system", "user"]
 

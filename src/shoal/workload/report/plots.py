@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from shoal.bench.objectives import Objectives
-from shoal.bench.report.document import Plot, Series
-from shoal.bench.run import RunResult
-from shoal.bench.stats import Floats
-from shoal.bench.summary import token_times
 from shoal.policy.outcomes import Outcome
+from shoal.workload.objectives import Objectives
+from shoal.workload.report.document import Plot, Series
+from shoal.workload.run import RunResult
+from shoal.workload.stats import Floats
+from shoal.workload.summary import token_times
 
 _BINS = 40
 _STEPS = 200

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.bench.records import Record
-from shoal.bench.report.document import Report
+from shoal.workload.records import Record
+from shoal.workload.report.document import Report
 
 _COLUMNS = (
     "run index session turn phase scheduled sent ended outcome status error ttft tpot e2e schedule_delay "

@@ -3,8 +3,8 @@
 from html import escape
 from pathlib import Path
 
-from shoal.bench.report.document import Report, Section, Table
-from shoal.bench.report.svg import svg
+from shoal.workload.report.document import Report, Section, Table
+from shoal.workload.report.svg import svg
 
 _STYLE = """
 :root{color-scheme:light dark;--line:#8886;--dim:#777;--warn:#b0413e}
