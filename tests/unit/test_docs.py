@@ -30,6 +30,7 @@ OTHERS_OPTIONS = frozenset(
     {
         "--mem-fraction-static",  # of SGLang
         "--lora-modules",  # of vLLM
+        "--attention-backend",  # of vLLM
     }
 )
 
