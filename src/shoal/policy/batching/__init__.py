@@ -2,6 +2,8 @@
 
 from shoal.policy.batching.blocks import BlockPool, IntegrityError
 from shoal.policy.batching.config import SchedulerConfig, SchedulerStats
+from shoal.policy.batching.content import ChainHasher, Piece
+from shoal.policy.batching.counted import CountedRequest, CountedScheduler, Ended, Quiet
 from shoal.policy.batching.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from shoal.policy.batching.handoff import HeldPrefix
 from shoal.policy.batching.lanes import LaneScheduler
@@ -22,6 +24,10 @@ __all__ = [
     "BlockPool",
     "BlockRemoved",
     "BlockStored",
+    "ChainHasher",
+    "CountedRequest",
+    "CountedScheduler",
+    "Ended",
     "Extras",
     "FinishReason",
     "HeldPrefix",
@@ -29,7 +35,9 @@ __all__ = [
     "KvEvent",
     "LaneScheduler",
     "Output",
+    "Piece",
     "PrefixHasher",
+    "Quiet",
     "Request",
     "RequestRefused",
     "RequestTooLong",

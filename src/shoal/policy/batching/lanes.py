@@ -8,21 +8,19 @@ unless that lane has clearly more to do. Pure, as the schedulers are.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from shoal.policy.batching.blocks import IntegrityError
 from shoal.policy.batching.config import SchedulerConfig, SchedulerStats
 from shoal.policy.batching.events import KvEvent
 from shoal.policy.batching.plan import StepPlan, StepResult
-from shoal.policy.batching.request import FinishReason, Output, Request
+from shoal.policy.batching.request import Asked, FinishReason, Output
 from shoal.policy.batching.scheduler import Scheduler
 
 AFFINITY_SLACK = 2
 """Live requests that a lane may have more than the least loaded one and still get a request for its prefix."""
 _REMEMBERED = 4096
 """First blocks whose lane is remembered, the least recently used forgotten first."""
-
-_FirstBlock = tuple[str | None, str | None, tuple[int, ...]]
 
 
 class LaneScheduler:
@@ -38,15 +36,15 @@ class LaneScheduler:
         """Lane of each request that is live, or ended while in flight."""
         self._load = [0] * lanes
         """Live requests by lane."""
-        self._seen: OrderedDict[_FirstBlock, int] = OrderedDict()
+        self._seen: OrderedDict[Hashable, int] = OrderedDict()
         self._in_flight: dict[int, StepPlan] = {}
         self._steps = 0
 
     # What callers ask
 
-    def add(self, request: Request, now: float) -> None:
+    def add(self, request: Asked, now: float) -> None:
         """Queue a request. Raises RequestRefused if it could never be served."""
-        first = (request.cache_salt, request.lora, request.prompt[: self.config.block_size])
+        first = request.first_block(self.config.block_size)
         # An id that is live is refused by its own lane's scheduler.
         lane = self._owner[request.id] if request.id in self._owner else self._choose(first)
         self._lanes[lane].add(request, now)
@@ -57,7 +55,7 @@ class LaneScheduler:
         if len(self._seen) > _REMEMBERED:
             self._seen.popitem(last=False)
 
-    def _choose(self, first: _FirstBlock) -> int:
+    def _choose(self, first: Hashable) -> int:
         least = min(range(len(self._lanes)), key=lambda lane: self._load[lane])
         known = self._seen.get(first) if self.config.prefix_caching else None
         if known is not None and self._load[known] <= self._load[least] + AFFINITY_SLACK:

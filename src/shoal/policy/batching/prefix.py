@@ -11,6 +11,7 @@ import hashlib
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 SEED = hashlib.sha256(b"shoal.prefix.v1").digest()
 """Parent of every first block."""
@@ -44,13 +45,20 @@ def block_hash(parent: bytes, tokens: Sequence[int], extras: Extras = ()) -> byt
     return digest.digest()
 
 
+class Sliceable(Protocol):
+    """Tokens that can be counted and cut."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, part: slice, /) -> Sequence[int]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class PrefixHasher:
     """Hashes sequences at the granularity of the block pool it serves."""
 
     block_size: int
 
-    def extend(self, hashes: list[bytes], tokens: Sequence[int], extras: Extras) -> None:
+    def extend(self, hashes: list[bytes], tokens: Sliceable, extras: Extras) -> None:
         """Append the hashes of the full blocks of `tokens` that `hashes` lacks; each block is hashed once."""
         size = self.block_size
         for index in range(len(hashes), len(tokens) // size):

@@ -49,3 +49,8 @@ class WaitingQueue:
             self.remove(sequence)
             sequence.age()
             self.push(sequence)
+
+    @property
+    def next_due(self) -> float | None:
+        """`progressed` of the one that will be aged first; None: nobody will be."""
+        return self._by_due[0].progressed if self._by_due else None

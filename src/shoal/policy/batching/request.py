@@ -1,15 +1,67 @@
 """A request as the scheduler knows it: what was asked, where it stands, what comes out."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
 from shoal.policy.batching.config import SchedulerConfig
 from shoal.policy.batching.plan import TokenLogprobs
-from shoal.policy.batching.prefix import Extras, make_extras
+from shoal.policy.batching.prefix import Extras, Sliceable, make_extras
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class Tokens(Sliceable, Protocol):
+    """The tokens of a sequence: ids, or only how many there are."""
+
+    def append(self, token: int, /) -> None: ...
+
+
+class Asked(Protocol):
+    """What the scheduler reads of a request: `Request`, or one whose tokens are only counted (`counted`)."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def max_tokens(self) -> int | None: ...
+    @property
+    def min_tokens(self) -> int: ...
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def ignore_eos(self) -> bool: ...
+    @property
+    def guided(self) -> bool: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def arrival(self) -> float | None: ...
+    @property
+    def cache_salt(self) -> str | None: ...
+    @property
+    def lora(self) -> str | None: ...
+    @property
+    def hand_off(self) -> bool: ...
+    @property
+    def prompt_logprobs(self) -> bool: ...
+    @property
+    def prompt_length(self) -> int: ...
+    @property
+    def output_length(self) -> int:
+        """Output tokens given already."""
+        ...
+
+    def known(self) -> Tokens:
+        """Return its tokens, prompt and output, as a sequence of the caller's own."""
+        ...
+
+    def first_block(self, size: int) -> Hashable:
+        """Return what names the content of the first `size` tokens."""
+        ...
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +97,22 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: bool = False
     """Every prompt row has to be computed, so cached rows don't help until they are delivered."""
 
+    @property
+    def prompt_length(self) -> int:
+        return len(self.prompt)
+
+    @property
+    def output_length(self) -> int:
+        return len(self.output)
+
+    def known(self) -> Tokens:
+        """See `Asked.known`."""
+        return [*self.prompt, *self.output]
+
+    def first_block(self, size: int) -> Hashable:
+        """See `Asked.first_block`."""
+        return self.cache_salt, self.lora, self.prompt[:size]
+
 
 class RequestRefused(ValueError):
     """The request can't be served by this replica, whatever the load."""
@@ -54,9 +122,9 @@ class RequestTooLong(RequestRefused):
     """The prompt needs more than the model's context or the replica's KV memory holds."""
 
 
-def length_limit(request: Request, config: SchedulerConfig) -> int:
+def length_limit(request: Asked, config: SchedulerConfig) -> int:
     """Tokens at which a request ends, prompt and output. Raises RequestRefused if it can't even begin."""
-    length, limit = len(request.prompt), config.max_model_len
+    length, limit = request.prompt_length, config.max_model_len
     if not length:
         raise RequestRefused("prompt has no tokens; at least 1 is needed")
     if request.max_tokens is not None and request.max_tokens < 1:
@@ -77,9 +145,10 @@ def length_limit(request: Request, config: SchedulerConfig) -> int:
     # The last token of a sequence is never computed, so it needs no place in the KV memory.
     limit = min(limit, config.kv_capacity + 1)
     limit = limit if request.max_tokens is None else min(limit, length + request.max_tokens)
-    if length + len(request.output) >= limit:
+    if length + request.output_length >= limit:
         raise RequestRefused(
-            f"{len(request.output)} output tokens are given already; at most {limit - length - 1} leave one to come"
+            f"{request.output_length} output tokens are given already; "
+            f"at most {limit - length - 1} leave one to come"
         )
     return limit
 
@@ -129,11 +198,11 @@ class SequenceState:
                0                                  computed   (advances when scheduled)
     """
 
-    request: Request
+    request: Asked
     id: int
     order: int
     arrival: float
-    tokens: list[int]
+    tokens: Tokens
     prompt_length: int
     limit: int
     """Length at which it ends, whatever it samples."""
@@ -162,15 +231,15 @@ class SequenceState:
     first_token: float | None = None
 
     @classmethod
-    def start(cls, request: Request, order: int, limit: int, now: float) -> "SequenceState":
+    def start(cls, request: Asked, order: int, limit: int, now: float) -> "SequenceState":
         arrival = now if request.arrival is None else request.arrival
         return cls(
             request=request,
             id=request.id,
             order=order,
             arrival=arrival,
-            tokens=[*request.prompt, *request.output],
-            prompt_length=len(request.prompt),
+            tokens=request.known(),
+            prompt_length=request.prompt_length,
             limit=limit,
             extras=make_extras(request.lora, request.cache_salt),
             rank=(1, request.priority, arrival, order),

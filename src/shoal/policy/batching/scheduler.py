@@ -17,9 +17,9 @@ from shoal.policy.batching.events import KvEvent
 from shoal.policy.batching.handoff import Handoffs
 from shoal.policy.batching.plan import SampledSequence, StepPlan, StepResult
 from shoal.policy.batching.queue import WaitingQueue
-from shoal.policy.batching.request import FinishReason, Output, Request, RequestRefused, SequenceState, length_limit
+from shoal.policy.batching.request import Asked, FinishReason, Output, RequestRefused, SequenceState, length_limit
 from shoal.policy.batching.step import Share, Step
-from shoal.policy.batching.tables import BlockTables, PrefixMatch
+from shoal.policy.batching.tables import BlockTables, Hasher, PrefixMatch
 
 LOOK_PAST = 16
 """A step admits requests behind at most so many that wait for a prefix being computed."""
@@ -28,9 +28,9 @@ LOOK_PAST = 16
 class Scheduler:
     """One replica's continuous batching. `now` is in seconds on any clock that doesn't go back."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, hasher: Hasher | None = None) -> None:
         self.config = config
-        self._tables = BlockTables(config)
+        self._tables = BlockTables(config, hasher)
         self.handoffs = Handoffs(self._tables.pool)
         self._sequences: dict[int, SequenceState] = {}
         self._waiting = WaitingQueue(config.starvation_bound)
@@ -44,7 +44,7 @@ class Scheduler:
 
     # What callers ask
 
-    def add(self, request: Request, now: float) -> None:
+    def add(self, request: Asked, now: float) -> None:
         """Queue a request. Raises RequestRefused (a ValueError) if it could never be served."""
         if request.id in self._sequences:
             raise RequestRefused(f"id {request.id} is that of a live request; ids must be unique")
@@ -95,14 +95,13 @@ class Scheduler:
 
         If a request is live and no plan is in flight, there is a plan.
         """
-        if len(self._in_flight) >= self.config.max_plans_in_flight:
+        step = self._compose(now)
+        if step is None:
             return None
-        step = self._new_step()
-        self._waiting.age(now)
-        self._continue_ready(step)
-        if not step.short:
-            self._admit_waiting(step)
-        return self._seal(step, now) if step.shares else None
+        dropped = self._tell_dropped(step)
+        plan = step.message(dropped)
+        self._launch(step, now)
+        return plan
 
     def complete(self, plan: StepPlan, result: StepResult, now: float) -> list[Output]:
         """Take in what a plan yielded, in any order of plans. Raises ValueError if the plan is not in flight.
@@ -123,16 +122,24 @@ class Scheduler:
             self._tables.settle(share.pending)
             answer = sampled.get(sequence.id) or SampledSequence(sequence.id, ())
             ended_before = sequence.finish_reason is not None
-            output = None if ended_before else self._take_in(share, answer, now)
+            output = None if ended_before else share.take_in(answer, now)
             if answer.error is None and sequence.finish_reason != "error":
                 self._tables.commit(sequence)
-            if sequence.finish_reason is not None:
-                self._forget(sequence)
-            else:
-                self._ready[sequence.id] = sequence
+            self._put_back(sequence)
             if output is not None:
                 outputs.append(output)
         return outputs
+
+    def _compose(self, now: float) -> Step | None:
+        """The next step, or None; nobody knows of it until `_launch`."""
+        if len(self._in_flight) >= self.config.max_plans_in_flight:
+            return None
+        step = self._new_step()
+        self._waiting.age(now)
+        self._continue_ready(step)
+        if not step.short:
+            self._admit_waiting(step)
+        return step if step.shares else None
 
     def _new_step(self) -> Step:
         plans = self.config.max_plans_in_flight
@@ -140,7 +147,7 @@ class Scheduler:
         seats = -(-min(len(self._sequences), self.config.max_sequences) // plans)
         taken = [step.micro_batch for step in self._in_flight.values()]
         micro_batch = next(index for index in range(plans) if index not in taken)
-        return Step(self.config.token_budget, seats, micro_batch)
+        return Step(self.config.token_budget, seats, micro_batch, self._steps)
 
     def _continue_ready(self, step: Step) -> None:
         for sequence in list(self._ready.values()):
@@ -206,6 +213,7 @@ class Scheduler:
                 position += 1
                 continue
             if not self._admit(step, sequence, match, running):
+                step.blocked = True
                 break  # nobody passes the first in line for want of blocks, or a large request would starve
 
     def _admit(self, step: Step, sequence: SequenceState, match: PrefixMatch, running: int) -> bool:
@@ -238,16 +246,15 @@ class Scheduler:
         pending = self._tables.begin(sequence)
         step.shares[sequence.id] = Share(sequence, start, rows, drafts, pending)
 
-    def _seal(self, step: Step, now: float) -> StepPlan:
-        for share in step.shares.values():
-            self._dropped.pop(share.sequence.id, None)  # a reset says it already
-        plan = StepPlan(
-            step=self._steps,
-            micro_batch=step.micro_batch,
-            sequences=tuple(share.message() for share in step.shares.values()),
-            copies=tuple(step.copies),
-            finished=tuple(self._dropped),
-        )
+    def _tell_dropped(self, step: Step) -> tuple[int, ...]:
+        for sequence_id in step.shares:
+            self._dropped.pop(sequence_id, None)  # a reset says it already
+        dropped = tuple(self._dropped)
+        self._dropped.clear()
+        return dropped
+
+    def _launch(self, step: Step, now: float) -> None:
+        """The step is in flight from here on."""
         for share in step.shares.values():
             sequence = share.sequence
             sequence.sent_blocks = len(sequence.blocks)
@@ -256,43 +263,15 @@ class Scheduler:
             sequence.first_scheduled = now if sequence.first_scheduled is None else sequence.first_scheduled
             del self._ready[sequence.id]
             self._scheduled_tokens += share.rows
-        self._dropped.clear()
-        self._in_flight[self._steps] = step
+        self._in_flight[step.number] = step
         self._steps += 1
-        return plan
 
-    def _take_in(self, share: Share, answer: SampledSequence, now: float) -> Output | None:
-        """Advance a live sequence by what its share yielded."""
-        sequence = share.sequence
-        error = answer.error
-        if error is None and share.samples != bool(answer.tokens):
-            error = f"the step yielded {len(answer.tokens)} tokens where {int(share.samples)} or more were due"
-        if error is None and len(answer.tokens) > len(share.drafts) + 1:
-            error = f"the step yielded {len(answer.tokens)} tokens for {len(share.drafts)} drafts"
-        if error is not None:
-            sequence.finish_reason = "error"
-            return sequence.output(error=error, constraint_failed=answer.constraint_failed)
-        prompt_logprobs = answer.prompt_logprobs[max(0, sequence.prompt_rows - share.start) :]
-        prompt_logprobs = prompt_logprobs[: sequence.prompt_length - 1 - sequence.prompt_rows]
-        sequence.prompt_rows += len(prompt_logprobs)
-        if not answer.tokens:
-            return sequence.output(prompt_logprobs=prompt_logprobs) if prompt_logprobs else None
-        # The last token of the answer was sampled, those before it are drafts that were right.
-        sequence.computed -= len(share.drafts) - (len(answer.tokens) - 1)
-        tokens: list[int] = []
-        for token in answer.tokens:
-            tokens.append(token)
-            sequence.finish_reason = sequence.accept(token)
-            if sequence.finish_reason is not None:
-                break
-        sequence.progressed = now
-        sequence.first_token = now if sequence.first_token is None else sequence.first_token
-        return sequence.output(
-            tokens=tuple(tokens),
-            logprobs=answer.logprobs[: len(tokens)],
-            prompt_logprobs=prompt_logprobs,
-            stop_token=tokens[-1] if sequence.finish_reason == "stop" else None,
-        )
+    def _put_back(self, sequence: SequenceState) -> None:
+        """It is in no plan in flight any more."""
+        if sequence.finish_reason is not None:
+            self._forget(sequence)
+        else:
+            self._ready[sequence.id] = sequence
 
     def _forget(self, sequence: SequenceState) -> None:
         """Last act of a sequence that ended and is in no plan in flight."""

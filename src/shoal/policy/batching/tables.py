@@ -8,11 +8,12 @@ token, copies that block first.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from shoal.policy.batching.blocks import BlockPool, IntegrityError
 from shoal.policy.batching.config import SchedulerConfig
-from shoal.policy.batching.prefix import PrefixHasher
-from shoal.policy.batching.request import SequenceState
+from shoal.policy.batching.prefix import Extras, PrefixHasher
+from shoal.policy.batching.request import SequenceState, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +28,20 @@ class PrefixMatch:
     """Tokens that need not be computed: never all of them, a step needs a row to sample from."""
 
 
+class Hasher(Protocol):
+    """Names full blocks by their content and all before it: `PrefixHasher`, or one for counted tokens."""
+
+    def extend(self, hashes: list[bytes], tokens: Tokens, extras: Extras) -> None:
+        """Append the names of the full blocks of `tokens` that `hashes` lacks."""
+        ...
+
+
 class BlockTables:
     """The block pool, seen by sequences."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, hasher: Hasher | None = None) -> None:
         self.pool = BlockPool(config.num_blocks, config.block_size, record_events=config.record_events)
-        self._hasher = PrefixHasher(config.block_size)
+        self._hasher: Hasher = hasher or PrefixHasher(config.block_size)
         self._caching = config.prefix_caching
         self._pending: dict[bytes, int] = {}
         """Blocks being computed by plans in flight: hash → how many compute it."""
