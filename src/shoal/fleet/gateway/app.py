@@ -107,7 +107,7 @@ class Gateway:
 
     def share(self, shared: SharedState) -> None:
         """Tell other gateways of every decision. Start and stop it yourself."""
-        self._dispatcher.on_chosen = shared.noted
+        self._dispatcher.tell(shared.noted)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

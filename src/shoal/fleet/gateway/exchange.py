@@ -93,7 +93,8 @@ class Exchange:
 
     async def _acquire(self) -> Leg:
         self._tries += 1
-        decision, lease = await self._services.dispatcher.acquire(self._route, streams=self._parsed.streams)
+        placed = await self._services.dispatcher.acquire(self._route, streams=self._parsed.streams)
+        decision, lease = placed.decision, placed.lease
         replica = self._registry.get(decision.replica)
         record = self.record
         record.attempts += 1
