@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "shoal"
-FLOORS = ("specs", "policy", "plan", "workload", "http", "engine", "server", "fleet", "bench", "observe", "cli")
+FLOORS = ("specs", "policy", "plan", "workload", "sim", "http", "engine", "server", "fleet", "bench", "observe", "cli")
 # Free of frameworks, so that planning starts at once and runs anywhere.
-LIGHT = ("specs", "policy", "plan", "workload")
+LIGHT = ("specs", "policy", "plan", "workload", "sim")
 HEAVY = {
     *("torch", "transformers", "tokenizers", "safetensors", "llguidance", "huggingface_hub", "fsspec"),
     *("http", "urllib", "socket", "ssl", "requests", "httpx", "aiohttp", "starlette", "uvicorn", "fastapi", "zmq"),

@@ -10,12 +10,12 @@ from typing import Any
 
 from shoal.bench.conversation import Contents, Conversation
 from shoal.bench.target import Reply, Target
-from shoal.bench.window import Window
 from shoal.policy.outcomes import Outcome
 from shoal.specs.errors import SpecError
 from shoal.workload.load import Load, Session, Turn
 from shoal.workload.records import Phase, Record
-from shoal.workload.run import Progress, RunOptions, RunResult, Silent
+from shoal.workload.run import Progress, RunOptions, RunResult, Silent, open_window
+from shoal.workload.window import Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Runner:
 
         finished = await self._unless_stopped(arrive())
         records = tuple(sorted(state.records, key=lambda r: (r.scheduled, r.index)))
-        start, end = _open_window(load, records, warmup)
+        start, end = open_window(load, records, warmup)
         return RunResult(
             records, start, end, load.description, None, load.rate, not finished, self._notes(load, contents)
         )
@@ -120,6 +120,7 @@ class Runner:
         self._progress.begin(label or load.description, None if wanted is None else warmup + wanted)
         sessions = itertools.cycle(enumerate(load.sessions))
         counts = Window(warmup, wanted, seconds)
+        finished = asyncio.Event()
 
         async def user() -> None:
             for number, session in sessions:
@@ -134,6 +135,8 @@ class Runner:
                     due = _Due(number, t, turn, phase, ready, t + 1 == len(session.turns))
                     record = await self._request(due, conversation, body, state)
                     counts.end(phase, state.now())
+                    if counts.finished:
+                        finished.set()
                     if not record.ok:
                         # A server that refuses at once must not be hammered.
                         await asyncio.sleep(_AFTER_FAILURE)
@@ -141,7 +144,7 @@ class Runner:
 
         async def users() -> None:
             tasks = [asyncio.create_task(user()) for _ in range(concurrency)]
-            done = asyncio.create_task(counts.finished.wait())
+            done = asyncio.create_task(finished.wait())
             try:
                 await asyncio.wait([done, *tasks], return_when=asyncio.FIRST_COMPLETED)
                 for task in tasks:
@@ -152,7 +155,7 @@ class Runner:
                     ending.cancel()
                 await asyncio.gather(done, *tasks, return_exceptions=True)
 
-        finished = await self._unless_stopped(users())
+        whole = await self._unless_stopped(users())
         records = tuple(sorted(state.records, key=lambda r: (r.scheduled, r.index)))
         measured = [r for r in records if r.phase is Phase.MEASURED]
         start = counts.opened if counts.opened is not None else state.now()
@@ -161,7 +164,7 @@ class Runner:
         notes = self._notes(load, contents)
         if len(records) > load.requests:
             notes += ("the load was repeated: later requests may find their prompts cached",)
-        return RunResult(records, start, end, name, concurrency, None, not finished, notes)
+        return RunResult(records, start, end, name, concurrency, None, not whole, notes)
 
     # Both.
 
@@ -221,17 +224,6 @@ async def _until(state: _State, moment: float) -> None:
     left = moment - state.now()
     if left > 0:
         await asyncio.sleep(left)
-
-
-def _open_window(load: Load, records: tuple[Record, ...], warmup: int) -> tuple[float, float]:
-    """From the first measured arrival to a mean gap after the last; where all come at once, to the last end."""
-    measured = [r for r in records if r.phase is Phase.MEASURED]
-    start = load.sessions[warmup].at
-    if not measured:
-        return start, start
-    if load.rate is None:
-        return start, max(r.ended for r in measured)
-    return start, max(r.scheduled for r in measured) + 1 / load.rate
 
 
 def _record(index: int, due: _Due, sent: float, asked: int | None, reply: Reply, origin: float) -> Record:

@@ -54,6 +54,8 @@ class Record:
     finish_reason: str | None = None
     replica: str | None = None
     """The `x-shoal-replica` header of a Shoal gateway."""
+    sampled: bool = False
+    """`events` are some moments of the answer, evenly apart: their gaps are nobody's latency."""
 
     @property
     def ok(self) -> bool:
@@ -83,4 +85,4 @@ class Record:
     @property
     def gaps(self) -> Floats:
         """Inter-token latencies: the times between consecutive events with text."""
-        return np.diff(np.asarray(self.events, dtype=np.float64))
+        return np.diff(np.asarray(() if self.sampled else self.events, dtype=np.float64))

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from shoal.workload.load import Load
 from shoal.workload.records import Phase, Record
 
 
@@ -68,3 +69,14 @@ class Silent:
 
     def advance(self, ok: bool) -> None:
         """Nothing."""
+
+
+def open_window(load: Load, records: tuple[Record, ...], warmup: int) -> tuple[float, float]:
+    """From the first measured arrival to a mean gap after the last; where all come at once, to the last end."""
+    measured = [r for r in records if r.phase is Phase.MEASURED]
+    start = load.sessions[warmup].at
+    if not measured:
+        return start, start
+    if load.rate is None:
+        return start, max(r.ended for r in measured)
+    return start, max(r.scheduled for r in measured) + 1 / load.rate

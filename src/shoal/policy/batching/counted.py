@@ -61,8 +61,14 @@ class Quiet:
     sequences: int
     cached: int
     """Tokens in the cache after the first of these steps, of all sequences together; each step adds `sequences`."""
-    due: float | None
-    """No step may begin later than this time, in seconds, or a waiting request would be aged; None: no limit."""
+    progressed: float | None
+    """Of the waiting request that will be aged first; None: nobody will be."""
+    bound: float
+    """Seconds after which it is."""
+
+    def may_begin(self, now: float) -> bool:
+        """Whether a step that begins at `now` still finds everything as it is."""
+        return self.progressed is None or not now - self.progressed > self.bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +138,24 @@ class CountedScheduler(Scheduler):
         """Blocks were given back from outside: whoever didn't fit may fit now."""
         self._was_blocked = False
 
+    def get(self, request_id: int) -> SequenceState | None:
+        """A live request; None: it isn't."""
+        return self._sequences.get(request_id)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        return len(self._sequences) - len(self._waiting)
+
+    def owned_after(self, steps: int) -> int:
+        """Blocks owned once so many steps of `quiet` have begun."""
+        size = self.config.block_size
+        taken = sum(max(0, -(-(s.computed + steps) // size) - len(s.blocks)) for s in self._ready.values())
+        return self._tables.pool.owned + taken
+
     # Many steps at once
 
     def quiet(self) -> Quiet | None:
@@ -149,10 +173,9 @@ class CountedScheduler(Scheduler):
                 steps = left
             cached += length
         steps = self._affordable(steps)
-        due = self._waiting.next_due
         if steps < 2:
             return None
-        return Quiet(steps, len(ready), cached, None if due is None else due + self.config.starvation_bound)
+        return Quiet(steps, len(ready), cached, self._waiting.next_due, self.config.starvation_bound)
 
     def _stays_out(self) -> bool:
         """Whether no waiting request can be admitted while sequences only decode."""

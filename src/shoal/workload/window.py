@@ -1,7 +1,5 @@
 """The measured window of a closed loop: after the warm-up, without a pause, and not before its last answer."""
 
-import asyncio
-
 from shoal.workload.records import Phase
 
 
@@ -15,7 +13,8 @@ class Window:
         self._begun = 0
         self._in_flight = 0
         self.opened: float | None = None
-        self.finished = asyncio.Event()
+        self.finished = False
+        """All measured requests have ended."""
 
     def begin(self, now: float) -> Phase:
         if self._warmup_left > 0:
@@ -34,7 +33,7 @@ class Window:
         elif phase is Phase.MEASURED:
             self._in_flight -= 1
         if self._begun and not self._in_flight and self._full(now):
-            self.finished.set()
+            self.finished = True
 
     def _full(self, now: float) -> bool:
         if self._wanted is not None and self._begun >= self._wanted:
