@@ -20,6 +20,7 @@ import numpy as np
 from machine import append, describe
 from peers.engines import Absent, shoal_server
 from shoal.bench.target import Target, TargetOptions
+from shoal.workload.load import Turn
 from shoal.workload.stats import mean_estimate
 
 
@@ -27,7 +28,7 @@ async def first_token(url: str, started: float) -> float:
     """Seconds from `started` (perf_counter) to the first text of a short answer."""
     async with await Target.open(TargetOptions(url, prompt_form="text")) as target:
         # The probe's short request is the first that the server answers, but its time is the probe's own business.
-        reply = await target.send(target.body("The sea is", 4), 60)
+        reply = await target.send(target.body("The sea is", Turn((), 4)), 60)
     if not reply.events:
         raise Absent(f"no token: {reply.error}")
     return reply.events[0] - started

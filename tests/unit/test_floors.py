@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "shoal"
-FLOORS = ("specs", "policy", "plan", "workload", "sim", "http", "engine", "server", "fleet", "bench", "observe", "cli")
+FLOORS = (
+    *("specs", "policy", "plan", "workload", "sim"),
+    *("http", "engine", "server", "fleet", "bench", "observe", "cli"),
+)
 # Free of frameworks, so that planning starts at once and runs anywhere.
 LIGHT = ("specs", "policy", "plan", "workload", "sim")
 HEAVY = {

@@ -19,9 +19,9 @@ class Contents:
         self.ids: IdPrompts | None = target.id_prompts(f"{seed}:{salt}") if target.takes_ids else None
         self.texts: TextPrompts = target.text_prompts(f"{seed}:{salt}")
 
-    def session(self, number: int) -> str:
-        """A conversation's name, the same for every turn of it and for no other one."""
-        return f"{self._name}-{number}"
+    def session(self, number: int, name: str = "") -> str:
+        """A conversation's name: the same for every turn of it, and for all conversations of the agent `name`."""
+        return f"{self._name}-{name or number}"
 
     async def prepare(self, load: Load) -> None:
         """Fit all texts before the clock starts, so that no tokenizing disturbs the run. Ids need none of it."""
@@ -51,9 +51,10 @@ class Contents:
 class Conversation:
     """One session's state: ids, a text, or messages, as the target takes them."""
 
-    def __init__(self, contents: Contents, session: int) -> None:
+    def __init__(self, contents: Contents, session: int, name: str = "") -> None:
         self._contents = contents
         self._session = session
+        self._name = name
         self._turn = 0
         self._ids: list[int] = []
         self._text = ""
@@ -62,7 +63,7 @@ class Conversation:
     async def body(self, turn: Turn) -> bytes:
         """The request of the next turn."""
         return self._contents.target.body(
-            await self._prompt(turn), turn.output, self._contents.session(self._session)
+            await self._prompt(turn), turn, self._contents.session(self._session, self._name)
         )
 
     @property

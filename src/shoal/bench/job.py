@@ -12,6 +12,7 @@ from shoal.bench.run import Runner
 from shoal.bench.target import Target
 from shoal.workload.load import Load
 from shoal.workload.objectives import Objectives
+from shoal.workload.report.classes import class_table
 from shoal.workload.report.document import Report, Section, count_table, latency_table
 from shoal.workload.report.files import Recorded
 from shoal.workload.report.plots import plots
@@ -57,10 +58,11 @@ class Job:
     def judge(self, result: RunResult, title: str, text: str = "") -> Measured:
         """The figures and the section of a run."""
         summary = summarize(result, self.objectives, self.seed)
+        classes = class_table(result, self.objectives, self.seed)
         section = Section(
             title,
             f"{text} {summary.load}".strip(),
-            (count_table(summary), latency_table(summary)),
+            (count_table(summary), latency_table(summary), *([classes] if classes else [])),
             plots(result, self.objectives),
             warnings(summary, result.measured, self.machine),
             summary.notes,

@@ -12,6 +12,7 @@ from shoal.bench.conversation import Contents, Conversation
 from shoal.bench.target import Reply, Target
 from shoal.policy.outcomes import Outcome
 from shoal.specs.errors import SpecError
+from shoal.workload.chain import Chain
 from shoal.workload.load import Load, Session, Turn
 from shoal.workload.records import Phase, Record
 from shoal.workload.run import Progress, RunOptions, RunResult, Silent, open_window
@@ -76,28 +77,54 @@ class Runner:
             raise SpecError("warmup", warmup, f"fewer than the {len(load.sessions)} sessions")
         self._progress.begin(label or load.description, load.requests)
 
+        chain = Chain(load)
+
+        def phase(number: int) -> Phase:
+            return Phase.WARMUP if number < warmup else Phase.MEASURED
+
         async def arrive() -> None:
             async with asyncio.TaskGroup() as sessions:
-                for i, session in enumerate(load.sessions):
-                    conversation = Conversation(contents, i)
+
+                async def begin(number: int, due: float, conversation: Conversation, body: bytes) -> None:
+                    session = load.sessions[number]
+                    ok = await self._session(number, session, conversation, body, due, phase(number), state)
+                    for ready in chain.end(number, ok):
+                        sessions.create_task(follow(ready, state.now() + load.sessions[ready].at))
+
+                async def follow(number: int, due: float) -> None:
+                    await begin(number, due, *await prepared(number, due))
+
+                async def prepared(number: int, due: float) -> tuple[Conversation, bytes]:
+                    session = load.sessions[number]
+                    conversation = Conversation(contents, number, session.name)
                     body = await conversation.body(session.turns[0])
-                    await _until(state, session.at)
-                    phase = Phase.WARMUP if i < warmup else Phase.MEASURED
-                    sessions.create_task(self._session(i, session, conversation, body, phase, state))
+                    await _until(state, due)
+                    return conversation, body
+
+                for i, session in enumerate(load.sessions):
+                    if session.after:
+                        continue
+                    sessions.create_task(begin(i, session.at, *await prepared(i, session.at)))
                     # Let it send before the next body is made.
                     await asyncio.sleep(0)
 
         finished = await self._unless_stopped(arrive())
         records = tuple(sorted(state.records, key=lambda r: (r.scheduled, r.index)))
         start, end = open_window(load, records, warmup)
-        return RunResult(
-            records, start, end, load.description, None, load.rate, not finished, self._notes(load, contents)
-        )
+        notes = (*self._notes(load, contents), *chain.notes)
+        return RunResult(records, start, end, load.description, None, load.rate, not finished, notes)
 
     async def _session(
-        self, number: int, session: Session, conversation: Conversation, body: bytes, phase: Phase, state: _State
-    ) -> None:
-        scheduled = session.at
+        self,
+        number: int,
+        session: Session,
+        conversation: Conversation,
+        body: bytes,
+        scheduled: float,
+        phase: Phase,
+        state: _State,
+    ) -> bool:
+        """Whether it came to its end."""
         for t, turn in enumerate(session.turns):
             if t:
                 scheduled = state.now() + turn.think
@@ -106,13 +133,17 @@ class Runner:
             due = _Due(number, t, turn, phase, scheduled, t + 1 == len(session.turns))
             record = await self._request(due, conversation, body, state)
             if not record.ok:
-                return
+                return False
+        return True
 
     # Closed loop.
 
     async def _closed(
         self, load: Load, contents: Contents, state: _State, concurrency: int, label: str
     ) -> RunResult:
+        if load.chained:
+            accepted = "an open loop: requests of this load wait for one another"
+            raise SpecError("concurrency", concurrency, accepted)
         warmup = self._options.warmup
         seconds, wanted = self._options.seconds, self._options.requests
         if wanted is None and seconds is None:
@@ -124,7 +155,7 @@ class Runner:
 
         async def user() -> None:
             for number, session in sessions:
-                conversation = Conversation(contents, number)
+                conversation = Conversation(contents, number, session.name)
                 for t, turn in enumerate(session.turns):
                     scheduled = state.now() + turn.think
                     body = await conversation.body(turn)
@@ -251,4 +282,6 @@ def _record(index: int, due: _Due, sent: float, asked: int | None, reply: Reply,
         cached_tokens=details.cached_tokens if details else None,
         finish_reason=reply.finish_reason,
         replica=reply.replica,
+        model=due.turn.model,
+        priority=due.turn.priority,
     )

@@ -13,6 +13,7 @@ from shoal.bench.prompts import SAMPLE, IdPrompts, TextPrompts
 from shoal.http.client import Endpoint, HttpResponse
 from shoal.http.sse import SseSplitter, payloads
 from shoal.policy.outcomes import LegFailed, Outcome, outcome_of_status
+from shoal.workload.load import Turn
 
 Api = Literal["completions", "chat"]
 PromptForm = Literal["auto", "ids", "text"]
@@ -148,12 +149,12 @@ class Target:
             raise BenchError(f"{self.options.url}: its /tokenize stopped answering")
         return len(found.tokens)
 
-    def body(self, prompt: "list[int] | str | list[dict[str, str]]", output: int, session: str = "") -> bytes:
-        """A request for `output` tokens; `prompt` is ids or text (completions) or messages (chat)."""
+    def body(self, prompt: "list[int] | str | list[dict[str, str]]", turn: Turn, session: str = "") -> bytes:
+        """The request of a turn; `prompt` is ids or text (completions) or messages (chat)."""
         fields: dict[str, Any] = {
-            "model": self.model,
+            "model": turn.model or self.model,
             "messages" if self.options.api == "chat" else "prompt": prompt,
-            "max_tokens": output,
+            "max_tokens": turn.output,
             "temperature": self.options.temperature,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -164,6 +165,8 @@ class Target:
             fields["return_token_ids"] = True
         if session and self.options.session_keys:
             fields["prompt_cache_key"] = session
+        if turn.priority:
+            fields["priority"] = turn.priority
         return _encode(fields | dict(self.options.extra_body))
 
     # Requests.
@@ -257,7 +260,7 @@ class Target:
         """Return token ids of plain English as a completion reports them; none where the server reports none."""
         self.returns_ids = True
         for text in (SAMPLE, SAMPLE[:200]):  # the shorter one for a short context
-            reply = await self.send(self.body(text, 1), _PROBE_SECONDS, keep_text=True)
+            reply = await self.send(self.body(text, Turn((), 1)), _PROBE_SECONDS, keep_text=True)
             if reply.outcome is Outcome.OK:
                 break
         self.returns_ids = False
@@ -291,16 +294,16 @@ class Target:
         if want_ids and self.options.prompt_form == "ids":
             why = "takes no prompts of token ids" if self.token_pool else "has no /tokenize to draw token ids from"
             raise BenchError(f"{self.options.url} {why}; use --prompt text")
-        reply = await self.send(self.body(plain, 2), _PROBE_SECONDS)
+        reply = await self.send(self.body(plain, Turn((), 2)), _PROBE_SECONDS)
         if reply.outcome is Outcome.CLIENT_ERROR and self.ignores_eos:
             self.ignores_eos = False
-            reply = await self.send(self.body(plain, 2), _PROBE_SECONDS)
+            reply = await self.send(self.body(plain, Turn((), 2)), _PROBE_SECONDS)
             self.notes.append("the server refuses ignore_eos: answers may be shorter than asked for")
         if reply.outcome is not Outcome.OK:
             raise BenchError(f"{self.options.url} did not answer a short request: {reply.error}")
 
     async def _accepts(self, prompt: list[int]) -> bool:
-        reply = await self.send(self.body(prompt, 2), _PROBE_SECONDS, keep_text=True)
+        reply = await self.send(self.body(prompt, Turn((), 2)), _PROBE_SECONDS, keep_text=True)
         if reply.outcome not in (Outcome.OK, Outcome.CLIENT_ERROR):
             raise BenchError(f"{self.options.url} did not answer a short request: {reply.error}")
         self.returns_ids = self.returns_ids and bool(reply.token_ids)

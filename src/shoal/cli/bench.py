@@ -277,7 +277,7 @@ def _interrupt(
 
 
 def _write(output: Output, report: Report, results: object, job: Job) -> None:
-    from shoal.workload.report.files import json_bytes, write_csv, write_json
+    from shoal.workload.report.files import json_bytes, write_csv, write_json, write_jsonl
     from shoal.workload.report.html import write_html
 
     path = None
@@ -289,6 +289,8 @@ def _write(output: Output, report: Report, results: object, job: Job) -> None:
                 write_json(path, report, results)
         if (path := output.csv_file) is not None:
             write_csv(path, job.recorded)
+        if (path := output.jsonl_file) is not None:
+            write_jsonl(path, job.recorded)
         if (path := output.html_file) is not None:
             write_html(path, report)
     except OSError as error:

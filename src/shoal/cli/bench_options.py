@@ -78,6 +78,10 @@ class LengthsOf:
         int, typer.Option("--shared-prefix", min=0, help="Tokens that prompts of a group begin with.")
     ] = 0
     groups: Annotated[int, typer.Option(min=1, help="Different shared prefixes.")] = 1
+    models: Annotated[str | None, typer.Option(help="Models that sessions ask for, with shares: a=3,b=1.")] = None
+    priorities: Annotated[
+        str | None, typer.Option(help="Their priorities, likewise: 0=0.9,-1=0.1; lower is served first.")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +90,13 @@ class Trace:
 
     PANEL: ClassVar = "Traces"
 
-    trace: Annotated[Path | None, typer.Option(help="Azure .csv or Mooncake .jsonl.")] = None
+    trace: Annotated[Path | None, typer.Option(help="Azure .csv, Mooncake or agentic .jsonl.")] = None
     speed: Annotated[float, typer.Option(help="Times as fast as recorded.")] = 1.0
     trace_start: Annotated[float, typer.Option(min=0, help="Seconds of the trace to skip.")] = 0.0
     length_scale: Annotated[float, typer.Option(help="Multiplies lengths; sharing is kept.")] = 1.0
     max_input: Annotated[int | None, typer.Option(min=1, help="Longer prompts are cut.")] = None
     max_output: Annotated[int | None, typer.Option(min=1, help="Longer answers too.")] = None
+    trace_models: Annotated[bool, typer.Option(help="Ask for the model that each line names.")] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,11 @@ class Amount:
     )
     arrival: Annotated[str, typer.Option(help="poisson, gamma, constant or burst.")] = "poisson"
     cv: Annotated[float, typer.Option(help="Burstiness of gamma; 1 is Poisson.")] = 1.0
+    curve: Annotated[
+        str | None, typer.Option(help="Relative rate by hour of day: 0=0.2,9=1,14=1.3,22=0.4; --rate is the mean.")
+    ] = None
+    curve_start: Annotated[float, typer.Option(min=0, help="Hour of the day at which it begins.")] = 0.0
+    day_seconds: Annotated[float, typer.Option(help="Seconds that a day of the curve takes.")] = 86_400.0
     warmup: Annotated[int | None, typer.Option(min=0, help="Requests before the window opens.")] = None
     timeout: Annotated[float, typer.Option(help="Seconds for one request.")] = 600.0
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same load.")] = 0
@@ -173,6 +183,7 @@ class Output:
 
     json_file: Annotated[Path | None, typer.Option("--json", help="Figures; - for standard output.")] = None
     csv_file: Annotated[Path | None, typer.Option("--csv", help="Every request.")] = None
+    jsonl_file: Annotated[Path | None, typer.Option("--jsonl", help="Likewise, as JSON lines.")] = None
     html_file: Annotated[Path | None, typer.Option("--html", help="One page with plots.")] = None
 
 

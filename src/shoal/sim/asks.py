@@ -29,6 +29,8 @@ class Ask:
     model: str = "model"
     priority: int = 0
     client: str = ""
+    name: str = ""
+    """Shared by all requests of one session or one agent, for routers that go by sessions."""
 
     sent: int = 0
     first: int | None = None

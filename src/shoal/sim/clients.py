@@ -3,6 +3,7 @@
 What `bench.run` does with connections, in virtual time and with the same meanings.
 """
 
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
@@ -13,6 +14,7 @@ from shoal.policy.outcomes import Outcome
 from shoal.sim.asks import Ask
 from shoal.sim.events import NANOSECONDS, Events, nanoseconds
 from shoal.sim.gateway import SimulatedGateway
+from shoal.workload.chain import Chain
 from shoal.workload.load import Load, Session
 from shoal.workload.records import Phase
 from shoal.workload.run import RunOptions
@@ -70,6 +72,9 @@ class _Sender:
             answer=None if last else ("answer", talk.number, talk.turn),
             deadline=time + nanoseconds(self.options.deadline),
             done=done,
+            priority=turn.priority,
+            name=talk.session.name or str(talk.number),
+            model=turn.model or self.gateway.fleet.model,
         )
         self.asks.append(ask)
         self.gateway.send(ask, time)
@@ -88,11 +93,13 @@ class OpenLoop:
     def __init__(self, load: Load, options: RunOptions, gateway: SimulatedGateway, events: Events) -> None:
         self._sender = _Sender.of(load, options, gateway, repeats=False)
         self._sessions = load.sessions
+        self._chain = Chain(load)
+        self._arriving = [i for i, session in enumerate(load.sessions) if not session.after]
         self._warmup = options.warmup
         self._events = events
         self._next = 0
         self._open = 0
-        """Sessions that have begun and not ended."""
+        """Sessions that have begun and not ended, or whose delay after others runs."""
 
     @property
     def asks(self) -> list[Ask]:
@@ -104,20 +111,34 @@ class OpenLoop:
 
     @property
     def finished(self) -> bool:
-        return self._next >= len(self._sessions) and not self._open
+        return self._next >= len(self._arriving) and not self._open
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader has to know of sessions that weren't sent."""
+        return self._chain.notes
 
     def _expect(self) -> None:
-        if self._next < len(self._sessions):
-            self._events.at(nanoseconds(self._sessions[self._next].at), self._arrive)
+        if self._next < len(self._arriving):
+            self._events.at(nanoseconds(self._sessions[self._arriving[self._next]].at), self._arrive)
 
     def _arrive(self, time: int) -> None:
-        number = self._next
+        number = self._arriving[self._next]
         self._next += 1
         self._open += 1
-        phase = Phase.WARMUP if number < self._warmup else Phase.MEASURED
-        talk = _Talk(number, self._sessions[number], phase)
         self._expect()
-        self._send(talk, time)
+        self._begin(number, time)
+
+    def _begin(self, number: int, time: int) -> None:
+        phase = Phase.WARMUP if number < self._warmup else Phase.MEASURED
+        self._send(_Talk(number, self._sessions[number], phase), time)
+
+    def _end(self, number: int, ok: bool, time: int) -> None:
+        self._open -= 1
+        for ready in self._chain.end(number, ok):
+            self._open += 1
+            delay = nanoseconds(self._sessions[ready].at)
+            self._events.at(time + delay, functools.partial(self._begin, ready))
 
     def _send(self, talk: _Talk, time: int) -> None:
         self._sender.send(talk, time, lambda ask, t: self._done(talk, ask, t))
@@ -125,7 +146,7 @@ class OpenLoop:
     def _done(self, talk: _Talk, ask: Ask, time: int) -> None:
         turns = talk.session.turns
         if ask.outcome is not Outcome.OK or talk.turn + 1 >= len(turns):
-            self._open -= 1
+            self._end(talk.number, ask.outcome is Outcome.OK, time)
             return
         self._sender.answered(talk, ask)
         self._events.at(time + nanoseconds(turns[talk.turn].think), lambda t: self._send(talk, t))

@@ -75,6 +75,11 @@ class SimulatedFleet:
             raise SpecError("block_size", sorted(sizes), "one block size for all replicas of a simulation")
 
     @property
+    def model(self) -> str:
+        """What a request asks for that names no model."""
+        return min(self.replicas[0].models)
+
+    @property
     def block_size(self) -> int:
         """Tokens per KV block, of all replicas."""
         return self.replicas[0].scheduler.block_size

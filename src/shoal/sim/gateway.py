@@ -72,7 +72,7 @@ class SimulatedGateway:
             model=ask.model,
             prompt_tokens=ask.prompt,
             max_tokens=self.estimator.output_tokens(ask.model, ask.output),
-            session=str(ask.session),
+            session=ask.name,
             client=ask.client,
             priority=ask.priority,
         )

@@ -88,6 +88,9 @@ def simulate(
         raise SpecError("warmup", run.warmup, f"fewer than the {len(load.sessions)} sessions")
     world = World(fleet, options)
     loop: Loop
+    if run.concurrency is not None and load.chained:
+        accepted = "an open loop: requests of this load wait for one another"
+        raise SpecError("concurrency", run.concurrency, accepted)
     if run.concurrency is None:
         loop = OpenLoop(load, run, world.gateway, world.events)
     else:
@@ -183,6 +186,7 @@ class World:
             result = RunResult(records, start, end, name, run.concurrency, None, not whole, notes)
         else:
             start, end = open_window(load, records, run.warmup)
+            notes += loop.notes
             result = RunResult(records, start, end, load.description, None, load.rate, not whole, notes)
         replicas = [account.replica for account in self.gateway.accounts.replicas]
         stats = [replica.scheduler.stats() for replica in replicas]
@@ -231,6 +235,8 @@ def _record(ask: Ask) -> Record:
         finish_reason="length" if ask.outcome is Outcome.OK else None,
         replica=ask.replica,
         sampled=True,
+        model=ask.model,
+        priority=ask.priority,
     )
 
 

@@ -4,11 +4,15 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from shoal.specs.errors import SpecError
 from shoal.specs.traffic import positive
+from shoal.workload.curve import Day, day_times, parse_curve
 from shoal.workload.lengths import parse_lengths
-from shoal.workload.load import Load, Shape, at_times, made_up
+from shoal.workload.load import Load, Shape, at_times, made_up, over_the_day
 from shoal.workload.run import RunOptions
+from shoal.workload.shares import parse_priorities, parse_shares
 from shoal.workload.traces import Cut, trace_load
 
 DEFAULT_REQUESTS = 100
@@ -33,6 +37,13 @@ class WorkloadOptions:
     length_scale: float = 1.0
     max_input: int | None = None
     max_output: int | None = None
+    trace_models: bool = False
+    models: str | None = None
+    priorities: str | None = None
+    curve: str | None = None
+    """The rate over the hours of a day, of an open loop."""
+    curve_start: float = 0.0
+    day_seconds: float = 86_400.0
     requests: int | None = None
     """Sessions (open loop) or requests (closed loop) that are measured."""
     duration: float | None = None
@@ -73,7 +84,17 @@ class WorkloadOptions:
             self.think,
             self.shared,
             self.groups,
+            None if self.models is None else parse_shares(self.models, "models"),
+            None if self.priorities is None else parse_priorities(self.priorities),
         )
+
+    def day(self) -> Day | None:
+        """The day of an open loop; None: its rate does not change."""
+        if self.curve is None:
+            return None
+        if self.trace is not None or self.arrival != "poisson":
+            raise SpecError("curve", self.curve, "made-up requests with --arrival poisson")
+        return Day(parse_curve(self.curve), self.curve_start, self.day_seconds)
 
 
 def workload(options: WorkloadOptions, rate: float | None = None, name: str = "") -> tuple[Load, RunOptions]:
@@ -99,12 +120,34 @@ def workload(options: WorkloadOptions, rate: float | None = None, name: str = ""
     )
     count = _sessions(options, rate, warmup, concurrency)
     if options.trace is not None:
-        cut = Cut(count, options.trace_start, options.length_scale, options.max_input, options.max_output)
+        cut = Cut(
+            count,
+            options.trace_start,
+            options.length_scale,
+            options.max_input,
+            options.max_output,
+            options.trace_models,
+        )
         return trace_load(options.trace, cut, options.speed, rate), run
+    if (day := options.day()) is not None:
+        return _over_the_day(options, day, rate, warmup, name), run
     load = made_up(options.shape(), count, options.seed, name)
     if open_loop:
         load = at_times(load, options.arrival, rate or math.inf, options.seed, options.cv, name)
     return load, run
+
+
+def _over_the_day(options: WorkloadOptions, day: Day, rate: float | None, warmup: int, name: str) -> Load:
+    if rate is None:
+        raise SpecError("curve", options.curve, "a mean rate beside it: --rate")
+    rng = np.random.default_rng([options.seed, 1, *name.encode()])
+    count = None if options.requests is None else options.requests + warmup
+    if count is None and options.duration is None:
+        count = DEFAULT_REQUESTS + warmup
+    times = day_times(day, rate, rng, count, options.duration)
+    if not len(times):
+        raise SpecError("duration", options.duration, "a time in which requests arrive at this rate")
+    return over_the_day(made_up(options.shape(), len(times), options.seed, name), day, rate, times)
 
 
 def _closed_requests(options: WorkloadOptions) -> int | None:

@@ -56,6 +56,9 @@ class Record:
     """The `x-shoal-replica` header of a Shoal gateway."""
     sampled: bool = False
     """`events` are some moments of the answer, evenly apart: their gaps are nobody's latency."""
+    model: str | None = None
+    """The model that it asked for; None: the only one."""
+    priority: int = 0
 
     @property
     def ok(self) -> bool:

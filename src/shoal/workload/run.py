@@ -74,9 +74,9 @@ class Silent:
 def open_window(load: Load, records: tuple[Record, ...], warmup: int) -> tuple[float, float]:
     """From the first measured arrival to a mean gap after the last; where all come at once, to the last end."""
     measured = [r for r in records if r.phase is Phase.MEASURED]
-    start = load.sessions[warmup].at
     if not measured:
-        return start, start
+        return (load.sessions[warmup].at,) * 2
+    start = min(r.scheduled for r in measured)
     if load.rate is None:
         return start, max(r.ended for r in measured)
     return start, max(r.scheduled for r in measured) + 1 / load.rate

@@ -1,4 +1,4 @@
-"""JSON of everything but the plots, and CSV of every request."""
+"""JSON of everything but the plots; CSV or JSON lines of every request."""
 
 import csv
 from collections.abc import Sequence
@@ -12,7 +12,8 @@ from shoal.workload.report.document import Report
 
 _COLUMNS = (
     "run index session turn phase scheduled sent ended outcome status error ttft tpot e2e schedule_delay "
-    "asked_prompt prompt_tokens cached_tokens asked_output output_tokens finish_reason replica events"
+    "asked_prompt prompt_tokens cached_tokens asked_output output_tokens finish_reason replica model priority "
+    "events"
 )
 
 
@@ -44,6 +45,17 @@ def write_csv(path: Path, runs: Sequence[Recorded]) -> None:
         for recorded in runs:
             for record in recorded.records:
                 writer.writerow([recorded.run, *(_cell(getattr(record, name)) for name in columns[1:])])
+
+
+def write_jsonl(path: Path, runs: Sequence[Recorded]) -> None:
+    """One JSON object per request, with the columns of `write_csv`; `events` is a list, times have all digits."""
+    columns = _COLUMNS.split()
+    encode = msgspec.json.Encoder().encode
+    with path.open("wb") as file:
+        for recorded in runs:
+            for record in recorded.records:
+                row = {name: getattr(record, name) for name in columns[1:]}
+                file.write(encode({"run": recorded.run} | row) + b"\n")
 
 
 def _cell(value: object) -> object:
