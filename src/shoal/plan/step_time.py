@@ -147,6 +147,19 @@ def prefill_terms(work: PoolWork, k: Constants, tokens: Real, cached: Real, ops:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillTotals:
+    """Sums over the prompt chunks of one step, which are all that its time depends on."""
+
+    chunks: int
+    tokens: int
+    """New tokens."""
+    cached: int
+    """Σ chunk · tokens cached before it."""
+    pairs: int
+    """Σ chunk²."""
+
+
+@dataclass(frozen=True, slots=True)
 class RooflineStepTime:
     """Time of a step by the roofline model: float formulas with everything about model and machine precomputed."""
 
@@ -157,18 +170,24 @@ class RooflineStepTime:
 
     def terms(self, batch: BatchShape) -> Terms:
         """Seconds by cause of one step. Prefill and decode of a mixed step share one reading of the weights."""
+        totals = PrefillTotals(
+            len(batch.prefill),
+            sum(chunk for chunk, _ in batch.prefill),
+            sum(chunk * context for chunk, context in batch.prefill),
+            sum(chunk * chunk for chunk, _ in batch.prefill),
+        )
+        return self.terms_of(totals, batch.decode, batch.decode_context, batch.drafts)
+
+    def terms_of(self, prefill: "PrefillTotals", decode: int, decode_context: int, drafts: int = 0) -> Terms:
+        """The same, of a batch that is given by its sums."""
         work, k = self.work, self.constants
-        new = sum(chunk for chunk, _ in batch.prefill)
-        decode = batch.decode / work.attention_dp
         parts: list[Terms] = []
-        if batch.decode:
-            context = batch.decode_context / batch.decode
-            parts.append(decode_terms(work, k, max(decode, 1.0), context, SCALAR, 1.0 + batch.drafts))
-        if new:
-            ranks = min(work.attention_dp, float(len(batch.prefill)))
-            cached = sum(chunk * context for chunk, context in batch.prefill) / new
-            pairs = sum(chunk * chunk for chunk, _ in batch.prefill) / new
-            parts.append(_chunks(work, k, new / ranks, cached, pairs))
+        if decode:
+            sequences = max(decode / work.attention_dp, 1.0)
+            parts.append(decode_terms(work, k, sequences, decode_context / decode, SCALAR, 1.0 + drafts))
+        if prefill.tokens:
+            new, ranks = prefill.tokens, min(work.attention_dp, float(prefill.chunks))
+            parts.append(_chunks(work, k, new / ranks, prefill.cached / new, prefill.pairs / new))
         if not parts:
             return Terms(0.0, 0.0, 0.0, 0.0, 0.0)
         return parts[0] if len(parts) == 1 else _mixed(work, k, parts[0], parts[1])
