@@ -99,9 +99,9 @@ def faults(line: str) -> list[str]:
         return [f"no command {name!r}"]
     found, rest = command(name), words[1:]
     if hasattr(found, "commands") and rest:
-        # `shoal plan MODEL` is `shoal plan model MODEL`.
-        default = found.commands.get("model") if name == "plan" else found
-        if default is found and re.fullmatch(r"[a-z][\w-]*", rest[0]) and rest[0] not in found.commands:
+        # `shoal plan MODEL` is `shoal plan model MODEL`, and `shoal simulate FILE` is `shoal simulate run FILE`.
+        default = found.commands.get({"plan": "model", "simulate": "run"}.get(name, ""), found)
+        if name != "plan" and re.fullmatch(r"[a-z][\w-]*", rest[0]) and rest[0] not in found.commands:
             return [f"no command {name} {rest[0]!r}"]
         found = found.commands.get(rest[0], default)
     given = [word.split("=")[0] for word in rest if re.match(r"--?[a-z]", word)]
@@ -111,7 +111,9 @@ def faults(line: str) -> list[str]:
 def test_the_check_finds_what_does_not_exist() -> None:
     assert faults("serve smollm2-135m --replicas 2") == []
     assert faults("bench sweep http://x --ttft=200 -n 3") == []
-    assert faults("simulate x") == ["no command 'simulate'"]
+    assert faults("imagine x") == ["no command 'imagine'"]
+    assert faults("simulate fleet.yaml --rate 3") == []
+    assert faults("simulate draw") == ["no command simulate 'draw'"]
     assert faults("bench draw") == ["no command bench 'draw'"]
     assert faults("serve --replica 2") == ["no option '--replica' of serve"]
     sample = Text((("", "$ K=1 shoal serve a \\\n  --tp 2 | tee x # --no\nmake serve\n"),), ("shoal pull",), "")

@@ -15,6 +15,7 @@ import typer
 
 from shoal.cli.bench_options import (
     Amount,
+    Contents,
     Endpoint,
     Floor,
     Goal,
@@ -64,6 +65,7 @@ def run(
     lengths: LengthsOf,
     trace: Trace,
     amount: Amount,
+    contents: Contents,
     pace: Pace,
     goal: Goal,
     floor: Floor,
@@ -82,7 +84,7 @@ def run(
             partial = measured.result.partial
             return _Finished("Shoal bench", [target], [measured.section], measured.summary, partial)
 
-    _execute(work, goal, floor, output, amount.seed, amount.salt)
+    _execute(work, goal, floor, output, amount.seed, contents.salt)
 
 
 @app.command()
@@ -92,6 +94,7 @@ def sweep(
     lengths: LengthsOf,
     trace: Trace,
     amount: Amount,
+    contents: Contents,
     goal: Goal,
     floor: Floor,
     output: Output,
@@ -130,7 +133,7 @@ def sweep(
             answer = sweep_section("The highest rate within objectives", found, f"Objectives: {job.objectives}")
             return _Finished("Shoal bench: sweep", [target], [answer, *sections], found, found.partial)
 
-    _execute(work, goal, floor, output, amount.seed, amount.salt)
+    _execute(work, goal, floor, output, amount.seed, contents.salt)
 
 
 @app.command()
@@ -140,6 +143,7 @@ def compare(
     lengths: LengthsOf,
     trace: Trace,
     amount: Amount,
+    contents: Contents,
     pace: Pace,
     goal: Goal,
     floor: Floor,
@@ -179,7 +183,7 @@ def compare(
             every = [comparison_section(found), *sections]
             return _Finished("Shoal bench: B against A", [a, b], every, found, found.partial)
 
-    _execute(work, goal, floor, output, amount.seed, amount.salt)
+    _execute(work, goal, floor, output, amount.seed, contents.salt)
 
 
 @app.command()

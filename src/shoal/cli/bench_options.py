@@ -119,6 +119,14 @@ class Amount:
     warmup: Annotated[int | None, typer.Option(min=0, help="Requests before the window opens.")] = None
     timeout: Annotated[float, typer.Option(help="Seconds for one request.")] = 600.0
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same load.")] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What prompts say."""
+
+    PANEL: ClassVar = "Load"
+
     salt: Annotated[
         str | None, typer.Option(help="Changes the prompts' contents only; default: new each time.")
     ] = None

@@ -20,6 +20,9 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "serve": Command("shoal.cli.serve:serve", "Serve a model behind an OpenAI-compatible endpoint"),
         "bench": Command("shoal.cli.bench:app", "Load an endpoint; latency, goodput, sweep, A/B, reports"),
         "plan": Command("shoal.cli.plan:app", "Plan: what to buy and run for a model, its users and its latency"),
+        "simulate": Command(
+            "shoal.cli.simulate.app:app", "Simulate a load on a fleet in virtual time, faults included"
+        ),
         "ui": Command("shoal.cli.ui:ui", "Open the planner page: calculators, search and charts in a browser"),
         "calc": Command("shoal.cli.calc:app", "Calculate: weights, KV cache, fit, bubbles, hand-off, cost"),
         "pull": Command("shoal.cli.pull:pull", "Fetch a model into the cache, checksummed"),

@@ -24,6 +24,17 @@ class ConfigError(SpecError):
     """`field` is the path in the file."""
 
 
+class Hardware(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the replicas of a pool run on, for `shoal simulate`; `serve` doesn't look at it."""
+
+    gpu: Annotated[str, Meta(min_length=1)]
+    """A catalogued accelerator."""
+    model: str | None = None
+    """A catalogued model, where the pool's `model` is the name of something else."""
+    weights: str | None = None
+    """How weights are stored; default: as the checkpoint."""
+
+
 class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Replicas of one model with one engine, layout and role; started here, or attached to by their URLs."""
 
@@ -59,6 +70,7 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Requests sent to one replica at a time; more wait in the admission queue."""
     threads: Annotated[int, Meta(ge=1, le=4096)] | None = None
     """Compute threads of a rank; default: the cores of this machine, shared out among all ranks."""
+    hardware: Hardware | None = None
     kv_events: bool = False
     """Started replicas publish what their KV cache holds, and the router reads it."""
     kv_events_urls: tuple[str, ...] = ()
@@ -94,7 +106,7 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     def same_at(self, other: "Pool", url: str) -> bool:
         """Whether the replica that runs at `url` is to be known alike by both."""
-        plain = {"replicas": 0, "urls": (), "kv_events_urls": ()}
+        plain = {"replicas": 0, "urls": (), "kv_events_urls": (), "hardware": None}
         alike = msgspec.structs.replace(self, **plain) == msgspec.structs.replace(other, **plain)
         return alike and self._events_at(url) == other._events_at(url)
 
@@ -103,7 +115,8 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     def same_replicas(self, other: "Pool") -> bool:
         """Whether a replica of one would serve as one of the other: only their number differs."""
-        return msgspec.structs.replace(self, replicas=0) == msgspec.structs.replace(other, replicas=0)
+        plain = {"replicas": 0, "hardware": None}
+        return msgspec.structs.replace(self, **plain) == msgspec.structs.replace(other, **plain)
 
 
 class Listen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -47,7 +47,7 @@ class Machine:
     """None: what the model was made for, or what fits."""
     block_size: int = BLOCK
     num_blocks: int | None = None
-    """KV blocks, where they are known; None: what memory holds."""
+    """KV blocks, the null block included, where they are known; None: what memory holds."""
     prefix_caching: bool = True
 
 
@@ -135,8 +135,8 @@ def _candidate(machine: Machine, layout: Layout, catalog: Catalog) -> Candidate 
 def _scheduler(machine: Machine, found: Candidate) -> SchedulerConfig:
     lanes, size = found.layout.dp, machine.block_size
     tokens = _kv_tokens(machine, found)
-    blocks = int(tokens // size) * lanes if machine.num_blocks is None else machine.num_blocks
-    if blocks < 2:
+    blocks = int(tokens // size) * lanes + 1 if machine.num_blocks is None else machine.num_blocks
+    if blocks < 3:
         raise SpecError("layout", found.layout.label(), f"room for KV: {tokens:,.0f} tokens are left for it")
     trained, held = machine.model.max_position, (blocks - 1) * size
     if machine.max_model_len is not None and machine.max_model_len > trained:
@@ -146,7 +146,7 @@ def _scheduler(machine: Machine, found: Candidate) -> SchedulerConfig:
     sequences, budget = found.engine.defaults(found.accelerator.device_bytes)
     sequences = (machine.max_num_seqs or sequences) * lanes
     return SchedulerConfig(
-        num_blocks=blocks + 1,
+        num_blocks=blocks,
         block_size=size,
         max_model_len=longest,
         token_budget=max((machine.token_budget or budget) * lanes, sequences),

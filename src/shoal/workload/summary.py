@@ -106,7 +106,7 @@ def summarize(result: RunResult, objectives: Objectives | None = None, seed: int
     window = max(result.window, 1e-9)
     ended = [r for r in result.records if result.start <= r.ended <= result.end]
     cached = [r.cached_tokens for r in measured if r.ok]
-    events = sum(len(r.events) for r in measured if r.ok)
+    events = sum(r.output_tokens if r.sampled else len(r.events) for r in measured if r.ok)
     outputs = sum(r.output_tokens for r in measured)
     return Summary(
         load=result.load,

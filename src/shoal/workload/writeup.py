@@ -50,8 +50,15 @@ def _verdict(p: Point) -> str:
     return f"missed: completed {number(p.summary.backlog.completed)}/s"
 
 
-def comparison_section(found: Comparison) -> Section:
-    """Ratios B/A by figure, with their verdicts."""
+IN_TURNS = "in turned order, the same lengths and times for both sides of a round"
+
+
+def comparison_section(found: Comparison, how: str = IN_TURNS) -> Section:
+    """Ratios B/A by figure, with their verdicts.
+
+    Args:
+        how: what the rounds have in common, to follow their number.
+    """
     rows = tuple(
         (
             r.metric,
@@ -63,7 +70,7 @@ def comparison_section(found: Comparison) -> Section:
         for r in found.ratios
     )
     text = (
-        f"{len(found.rounds)} rounds in turned order, the same lengths and times for both sides of a round. "
+        f"{len(found.rounds)} rounds {how}. "
         "Times in ms; B/A is the geometric mean of the rounds' ratios with Student's 95 % interval. "
         "Each figure is judged by itself: of twenty that are alike, one is called different by chance."
     )

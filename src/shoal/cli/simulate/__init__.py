@@ -1,0 +1,1 @@
+"""`shoal simulate`: a load on a fleet, in virtual time."""
