@@ -134,7 +134,7 @@ def run(config: SchedulerConfig, requests: list[Asked], jumps: bool) -> tuple[ob
             count = quiet.steps
             if number < len(todo):
                 count = min(count, todo[number].step - step)
-            while quiet.due is not None and count > 0 and (step + count - 1) * STEP_SECONDS > quiet.due:
+            while count > 0 and not quiet.may_begin((step + count - 1) * STEP_SECONDS):
                 count -= 1
         if count > 1:
             step += count

@@ -105,6 +105,28 @@ class ReplicaState:
 
 
 @dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a replica was picked; spelled out only where somebody reads it."""
+
+    policy: str
+    why: str
+    able: int
+    """Replicas that were scored."""
+    hit: int | None
+    """Tokens found by the policy's index; None: it has none."""
+    prompt_tokens: int
+    trust: float
+    parts: tuple[tuple[str, float], ...]
+    """What was scored, in seconds."""
+
+    def __str__(self) -> str:
+        trust = f", trust {self.trust:.2f}" if self.hit and self.trust < 0.995 else ""
+        about = f" hit {self.hit}/{self.prompt_tokens}{trust}" if self.hit is not None else ""
+        parts = " + ".join(f"{name} {seconds:.3f}" for name, seconds in self.parts)
+        return f"{self.policy}: {self.why} ({self.able} able){about}{'; ' if parts else ''}{parts}"
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     replica: str
     predicted_hit: int
@@ -112,7 +134,11 @@ class Decision:
     predicted_ttft: float
     predicted_delay: float
     """Everything that was scored, in seconds."""
-    reason: str
+    because: Reason | str
+
+    @property
+    def reason(self) -> str:
+        return str(self.because)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +153,7 @@ class Filter(Protocol):
     waits: bool
     """Whether a request that it keeps from every replica waits for one, instead of being refused."""
 
-    def keep(self, request: RouteRequest, replica: ReplicaState, now: float) -> bool: ...
+    def keep(self, request: RouteRequest, replicas: Sequence[ReplicaState], now: float) -> list[ReplicaState]: ...
 
 
 class Scorer(Protocol):

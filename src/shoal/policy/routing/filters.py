@@ -20,8 +20,14 @@ class Serves:
 
     waits = False
 
-    def keep(self, request: RouteRequest, replica: ReplicaState, now: float) -> bool:
-        return replica.name not in request.excluded and serves(request, replica)
+    def keep(self, request: RouteRequest, replicas: Sequence[ReplicaState], now: float) -> list[ReplicaState]:
+        model, prefills = request.model, request.role == "prefill"
+        kept = [r for r in replicas if model in r.models and (r.role == "prefill") is prefills]
+        if request.excluded:
+            kept = [r for r in kept if r.name not in request.excluded]
+        if request.pool is not None or request.weights is not None:
+            kept = [r for r in kept if serves(request, r)]
+        return kept
 
 
 class Available:
@@ -29,8 +35,8 @@ class Available:
 
     waits = False
 
-    def keep(self, request: RouteRequest, replica: ReplicaState, now: float) -> bool:
-        return replica.available
+    def keep(self, request: RouteRequest, replicas: Sequence[ReplicaState], now: float) -> list[ReplicaState]:
+        return [r for r in replicas if r.healthy and r.breaker_closed and not r.draining and not r.ejected]
 
 
 def preferred(replicas: list[ReplicaState]) -> list[ReplicaState]:
@@ -47,8 +53,8 @@ class HasSlot:
 
     waits = True
 
-    def keep(self, request: RouteRequest, replica: ReplicaState, now: float) -> bool:
-        return replica.inflight < replica.max_inflight
+    def keep(self, request: RouteRequest, replicas: Sequence[ReplicaState], now: float) -> list[ReplicaState]:
+        return [r for r in replicas if r.inflight < r.max_inflight]
 
 
 def why_none(request: RouteRequest, replicas: Sequence[ReplicaState]) -> NoReplica:

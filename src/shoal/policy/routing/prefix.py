@@ -35,13 +35,13 @@ class Sharing:
 
     def add(self, blocks: Sequence[bytes], tail: bytes) -> None:
         """A prompt was seen."""
-        parents, before = self._parent, b""
+        parents, children, before = self._parent, self._children, b""
         for block in (*blocks, tail) if tail else blocks:
             if block in parents:
                 parents.move_to_end(block)
             else:
                 parents[block] = before
-                self._children[before] = self._children.get(before, 0) + 1
+                children[before] = children.get(before, 0) + 1
             before = block
         while len(parents) > self._limit:
             parent = parents.popitem(last=False)[1]
@@ -58,16 +58,19 @@ class Sharing:
         once, divided by √n: not by n, for they don't all come here, and a burst would copy its prefixes everywhere
         at once.
         """
-        sharers, total, shared = 1, 0.0, False
+        children, sharers, total = self._children, 1, 0.0
+        own = share = block_tokens * (1 + PREFILL_EXTERNALITY)
         sums = [0.0]
         for block in reversed(blocks):
             # Of two that go on from a block, one is the end of an earlier turn.
-            sharers = max(sharers, self._children.get(block, 0) - 1)
-            shared = shared or sharers > 1
-            total += block_tokens * (1 + PREFILL_EXTERNALITY) if sharers == 1 else block_tokens / math.sqrt(sharers)
+            several = children.get(block, 0) - 1
+            if several > sharers:
+                sharers = several
+                share = block_tokens / math.sqrt(sharers)
+            total += own if sharers == 1 else share
             sums.append(total)
         sums.reverse()
-        return sums if shared else ()
+        return sums if sharers > 1 else ()
 
     def __len__(self) -> int:
         return len(self._parent)
@@ -85,6 +88,8 @@ class ApproximateIndex:
         self._limit = blocks_per_replica
         self._ttl = ttl_seconds
         self._held: dict[str, OrderedDict[bytes, float]] = {}
+        self._roots: dict[bytes, dict[str, None]] = {}
+        """First block of a prompt → replicas that may hold it: no other holds anything of such a prompt."""
         self._sharing = Sharing(blocks_per_replica)
 
     def hits(self, request: RouteRequest, now: float, within: float = math.inf) -> Mapping[str, int]:
@@ -95,7 +100,8 @@ class ApproximateIndex:
         found: dict[str, int] = {}
         oldest = now - min(self._ttl, within)
         blocks = request.blocks
-        for name, held in self._held.items():
+        for name in self._roots.get(blocks[0], ()) if blocks else ():
+            held = self._held[name]
             matched = 0
             for block in blocks:
                 at = held.get(block)
@@ -115,18 +121,30 @@ class ApproximateIndex:
         held = self._held.get(replica)
         if held is None:
             held = self._held[replica] = OrderedDict()
+        move = held.move_to_end
         # From the end to the start, so that a chain's tail is evicted before its head.
         for block in reversed(request.blocks):
             held[block] = now
-            held.move_to_end(block)
+            move(block)
+        if request.blocks:
+            self._roots.setdefault(request.blocks[0], {})[replica] = None
         while len(held) > self._limit:
-            held.popitem(last=False)
+            self._drop(replica, held.popitem(last=False)[0])
         oldest = now - self._ttl
         while held:
             block, at = next(iter(held.items()))
             if at >= oldest:
                 break
             del held[block]
+            self._drop(replica, block)
+
+    def _drop(self, replica: str, block: bytes) -> None:
+        """The block is no longer held; as a first block it leads there no more."""
+        leads = self._roots.get(block)
+        if leads is not None:
+            leads.pop(replica, None)
+            if not leads:
+                del self._roots[block]
 
     def knows(self, replica: str) -> bool:
         """Never: it remembers decisions."""
@@ -134,7 +152,8 @@ class ApproximateIndex:
 
     def forget(self, replica: str) -> None:
         """It restarted, was reset, or left."""
-        self._held.pop(replica, None)
+        for block in self._held.pop(replica, ()):
+            self._drop(replica, block)
 
     def __len__(self) -> int:
         return sum(len(held) for held in self._held.values())

@@ -12,6 +12,7 @@ from shoal.policy.routing.contracts import (
     Index,
     NoReplica,
     Picker,
+    Reason,
     ReplicaState,
     RouteRequest,
     Scorer,
@@ -43,10 +44,15 @@ class RouterConfig:
     index_seconds: float = 600.0
     session_bound: float = 1.25
     """A session's replica may have this many times the mean load."""
+    most_scored: int = 64
+    """Replicas that the default policy scores for one request at most; of more, those that hold most of its prompt
+    and others drawn at random."""
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise ValueError(f"router.policy is {self.policy!r}; expected one of {', '.join(sorted(POLICIES))}")
+        if self.most_scored < 2:
+            raise ValueError(f"router.most_scored is {self.most_scored}; it must be at least 2")
         if not self.temperature >= 0:
             raise ValueError(f"router.temperature is {self.temperature}; it must be at least 0 seconds")
 
@@ -61,8 +67,10 @@ class Router:
         index: Index | None = None,
         filters: Sequence[Filter] | None = None,
         name: str = "custom",
+        sample: "Sample | None" = None,
     ) -> None:
         self.name = name
+        self._sample = sample
         self.index = index
         self._scorers = tuple(scorers)
         self._picker = picker
@@ -77,14 +85,23 @@ class Router:
         kept = _kept(self._free, request, self._who_could(request, replicas, now), now)
         if not kept:
             return why_none(request, replicas)
+        able = len(kept)
         if self.index is not None:
             request.hits = self.index.hits(request, now)
             request.charged = self.index.charged(request)
-        scored = [(sum(s.seconds(request, r, now) for s in self._scorers), r) for r in kept]
+        if self._sample is not None and able > self._sample.size:
+            kept = self._sample.of(request, kept)
+        scored = [(self._score(request, r, now), r) for r in kept]
         score, replica, why = self._picker.pick(request, scored, now)
         if self.index is not None:
             self.index.chosen(request, replica.name, now)
-        return self._decision(request, replica, score, why, len(kept), now)
+        return self._decision(request, replica, score, why, able, now)
+
+    def _score(self, request: RouteRequest, replica: ReplicaState, now: float) -> float:
+        total = 0.0
+        for scorer in self._scorers:
+            total += scorer.seconds(request, replica, now)
+        return total
 
     def predict(self, request: RouteRequest, replicas: Sequence[ReplicaState], now: float) -> float | None:
         """Seconds to the first token on the best replica that could ever take it; None: nobody could.
@@ -143,17 +160,45 @@ class Router:
     def _decision(
         self, request: RouteRequest, replica: ReplicaState, score: float, why: str, of: int, now: float
     ) -> Decision:
-        parts = [f"{s.name} {s.seconds(request, replica, now):.3f}" for s in self._scorers]
         hit = request.hits.get(replica.name, 0)
-        trust = f", trust {replica.trust:.2f}" if hit and replica.trust < 0.995 else ""
-        about = f" hit {hit}/{request.prompt_tokens}{trust}" if self.index is not None else ""
         return Decision(
             replica=replica.name,
             predicted_hit=hit,
             predicted_ttft=self._ttft(request, replica, now),
             predicted_delay=score,
-            reason=f"{self.name}: {why} ({of} able){about}{'; ' if parts else ''}{' + '.join(parts)}",
+            because=Reason(
+                self.name,
+                why,
+                of,
+                hit if self.index is not None else None,
+                request.prompt_tokens,
+                replica.trust,
+                tuple((s.name, s.seconds(request, replica, now)) for s in self._scorers),
+            ),
         )
+
+
+class Sample:
+    """Some of many replicas to score: half of the room for those that hold most of the prompt, the rest drawn.
+
+    The best of n drawn replicas is on average among the best 1/n of all, and gateways that draw don't herd.
+    """
+
+    def __init__(self, size: int, draws: Draws) -> None:
+        self.size = size
+        self._draws = draws
+
+    def of(self, request: RouteRequest, replicas: Sequence[ReplicaState]) -> list[ReplicaState]:
+        """Return `size` of the replicas or fewer, which are more than that."""
+        hits = request.hits
+        holding = [r for r in replicas if r.name in hits] if hits else []
+        if len(holding) > self.size // 2:
+            holding = sorted(holding, key=lambda r: -hits[r.name])[: self.size // 2]
+        chosen = {r.name: r for r in holding}
+        for _ in range(self.size - len(chosen)):
+            drawn = replicas[self._draws.below(len(replicas))]
+            chosen[drawn.name] = drawn
+        return list(chosen.values())
 
 
 def _kept(
@@ -161,7 +206,7 @@ def _kept(
 ) -> list[ReplicaState]:
     kept = list(replicas)
     for one in filters:
-        kept = [r for r in kept if one.keep(request, r, now)]
+        kept = one.keep(request, kept, now)
     return kept
 
 
@@ -193,7 +238,11 @@ _BUILDERS: dict[str, _Build] = {
     "prefix": lambda c, d: Router((Queue(), Prefill()), _least(c, d), _approximate(c), name="prefix"),
     "kv": lambda c, d: Router((Queue(), Uncached()), _least(c, d), ExactIndex(), name="kv"),
     "default": lambda c, d: Router(
-        (Queue(), Prefill(), Decode(), KvPressure()), _least(c, d), _combined(c), name="default"
+        (Queue(), Prefill(), Decode(), KvPressure()),
+        _least(c, d),
+        _combined(c),
+        name="default",
+        sample=Sample(c.most_scored, d),
     ),
 }
 POLICIES = MappingProxyType(_BUILDERS)
