@@ -6,7 +6,7 @@ What `bench.run` does with connections, in virtual time and with the same meanin
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from shoal.policy.batching import Piece
@@ -15,7 +15,7 @@ from shoal.sim.asks import Ask
 from shoal.sim.events import NANOSECONDS, Events, nanoseconds
 from shoal.sim.gateway import SimulatedGateway
 from shoal.workload.chain import Chain
-from shoal.workload.load import Load, Session
+from shoal.workload.load import Load, Segment, Session
 from shoal.workload.records import Phase
 from shoal.workload.run import RunOptions
 from shoal.workload.window import Window
@@ -55,10 +55,9 @@ class _Sender:
     def send(self, talk: _Talk, time: int, done: Callable[[Ask, int], None]) -> None:
         """Send the session's next turn; `done` hears of its fate."""
         turn, several = talk.session.turns[talk.turn], len(talk.session.turns) > 1
-        keep = several or self.shared
-        new = tuple((s.key if keep and (several or s.key in self.shared) else None, s.tokens) for s in turn.new)
-        talk.pieces += new
-        talk.tokens += sum(tokens for _, tokens in new)
+        tokens = sum([segment.tokens for segment in turn.new])
+        talk.pieces += tuple((s.key, s.tokens) for s in turn.new) if several else self._pieces(turn.new, tokens)
+        talk.tokens += tokens
         last = talk.turn + 1 == len(talk.session.turns)
         ask = Ask(
             index=len(self.asks),
@@ -78,6 +77,16 @@ class _Sender:
         )
         self.asks.append(ask)
         self.gateway.send(ask, time)
+
+    def _pieces(self, segments: Sequence[Segment], tokens: int) -> tuple[Piece, ...]:
+        """A prompt of a single turn: what it has for itself is one piece, whatever its parts."""
+        shared, pieces, left = self.shared, [], tokens
+        for segment in segments:
+            if segment.key not in shared:
+                break
+            pieces.append((segment.key, segment.tokens))
+            left -= segment.tokens
+        return (*pieces, (None, left)) if left else tuple(pieces)
 
     @staticmethod
     def answered(talk: _Talk, ask: Ask) -> None:

@@ -13,7 +13,7 @@ sentinel.
 from collections.abc import Iterable, Sequence
 
 from shoal.policy.batching.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
-from shoal.policy.batching.prefix import Extras
+from shoal.policy.batching.prefix import Extras, Sliceable
 
 NULL_BLOCK = 0
 
@@ -71,12 +71,16 @@ class BlockPool:
         if count > self._free:
             raise ValueError(f"{count} blocks wanted, {self._free} of {self.total} are available")
         taken = []
+        following, references, hashes = self._next, self._references, self._hashes
+        block = following[NULL_BLOCK]
         for _ in range(count):
-            block = self._next[NULL_BLOCK]
-            self._unlink(block)
-            self._forget(block)
-            self._references[block] = 1
+            if hashes[block] is not None:
+                self._forget(block)
+            references[block] = 1
             taken.append(block)
+            block = following[block]
+        following[NULL_BLOCK], self._previous[block] = block, NULL_BLOCK
+        self._free -= count
         return taken
 
     def acquire(self, blocks: Iterable[int]) -> None:
@@ -90,28 +94,37 @@ class BlockPool:
 
     def release(self, blocks: Sequence[int]) -> None:
         """Give back one reference on each, last first; `blocks` are in the order of the sequence's table."""
+        references, hashes = self._references, self._hashes
         for block in reversed(blocks):
-            if block == NULL_BLOCK or self._references[block] < 1:
+            left = references[block] - 1
+            if block == NULL_BLOCK or left < 0:
                 raise IntegrityError(f"block {block} is released but has no owner")
-            self._references[block] -= 1
-            if self._references[block] > 0:
+            references[block] = left
+            if left:
                 continue
-            if self._hashes[block] is None:
+            if hashes[block] is None:
                 self._link_after(NULL_BLOCK, block)
             else:
                 self._link_after(self._previous[NULL_BLOCK], block)
                 self._cached += 1
 
     def register(
-        self, block: int, block_hash: bytes, parent: bytes | None, tokens: Sequence[int], extras: Extras = ()
+        self,
+        block: int,
+        block_hash: bytes,
+        parent: bytes | None,
+        tokens: Sliceable,
+        start: int = 0,
+        extras: Extras = (),
     ) -> None:
-        """Make an owned, full block reusable under its hash.
+        """Make an owned, full block reusable under its hash; its tokens are those from `start` on.
 
         If another block has this content already, that one stays the one to reuse and this one goes without a hash.
         `extras`: of its sequence; they are part of a first block's hash.
         """
-        if len(tokens) != self.block_size:
-            raise IntegrityError(f"block {block} is registered with {len(tokens)} tokens, not {self.block_size}")
+        if len(tokens) < start + self.block_size:
+            held = len(tokens) - start
+            raise IntegrityError(f"block {block} is registered with {held} tokens, not {self.block_size}")
         if self._references[block] < 1 or self._hashes[block] is not None:
             raise IntegrityError(f"block {block} is registered without an owner, or twice")
         if block_hash in self._by_hash:
@@ -124,7 +137,7 @@ class BlockPool:
                 BlockStored(
                     (block_hash,),
                     parent,
-                    tuple(tokens),
+                    tuple(tokens[start : start + self.block_size]),
                     self.block_size,
                     lora_name=dict(extras).get("lora"),
                     extra_keys=keys,

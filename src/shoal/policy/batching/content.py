@@ -31,7 +31,6 @@ class CountedTokens:
         self._answer = answer
         self._ends: list[int] | None = None
         self._unique = _FAR
-        """Where content begins that nobody else has."""
 
     def __len__(self) -> int:
         return self.length
@@ -44,24 +43,25 @@ class CountedTokens:
 
     def _index(self) -> list[int]:
         """Where each piece ends."""
-        ends, end = [], 0
-        unique = self._prompt if self._answer is None else _FAR
+        ends, end, unique = [], 0, self._prompt if self._answer is None else _FAR
         for key, tokens in self._pieces:
-            if key is None:
-                unique = min(unique, end)
+            if key is None and end < unique:
+                unique = end
             end += tokens
             ends.append(end)
         self._ends, self._unique = ends, unique
         return ends
 
-    def content(self, start: int, size: int) -> Hashable | None:
-        """What names the tokens from `start` on, given all before them; None: nobody else has them."""
-        ends = self._ends
-        if ends is None:
-            ends = self._index()
-        stop = start + size
-        if stop > self._unique:
-            return None
+    @property
+    def unique(self) -> int:
+        """Where content begins that nobody else has."""
+        if self._ends is None:
+            self._index()
+        return self._unique
+
+    def content(self, start: int, size: int) -> Hashable:
+        """What names the tokens from `start` on, all before `unique`, given all before them."""
+        stop, ends = start + size, self._ends or self._index()
         if start >= self._prompt:
             return self._answer, start - self._prompt
         piece = bisect_right(ends, start)
@@ -89,21 +89,39 @@ class ChainHasher:
     def extend(self, hashes: list[bytes], tokens: Tokens, extras: Extras) -> None:
         """Append the names of the full blocks of `tokens` that `hashes` lacks."""
         assert isinstance(tokens, CountedTokens)
-        size, names, content = self.block_size, self._names, tokens.content
+        size, full, known = self.block_size, tokens.length // self.block_size, len(hashes)
+        if known >= full:
+            return
+        shared = min(full, tokens.unique // size)
+        names, content = self._names, tokens.content
         parent: Hashable = hashes[-1] if hashes else extras
-        for index in range(len(hashes), tokens.length // size):
-            what = content(index * size, size)
-            name = None if what is None else names.get((parent, what))
+        for index in range(known, shared):
+            what = parent, content(index * size, size)
+            name = names.get(what)
             if name is None:
                 self._count += 1
-                name = _NAME.pack(self._count)
-                if what is not None:
-                    names[parent, what] = name
+                names[what] = name = _NAME.pack(self._count)
             hashes.append(name)
             parent = name
+        if len(hashes) < full:
+            first, self._count = self._count + 1, self._count + full - len(hashes)
+            hashes += map(_NAME.pack, range(first, self._count + 1))
 
     def chain(self, pieces: Sequence[Piece], tokens: int, extras: Extras = ()) -> tuple[bytes, ...]:
         """Return the names of all full blocks of a prompt of so many tokens."""
         hashes: list[bytes] = []
+        size, names = self.block_size, self._names
+        parent: Hashable = extras
+        for key, length in pieces:
+            # Pieces of one block each, as traces have them, name it by their key: the same as `extend` does.
+            if length != size or key is None:
+                break
+            what = parent, (key, 0)
+            name = names.get(what)
+            if name is None:
+                self._count += 1
+                names[what] = name = _NAME.pack(self._count)
+            hashes.append(name)
+            parent = name
         self.extend(hashes, CountedTokens(pieces, tokens, None, tokens), extras)
         return tuple(hashes)

@@ -50,7 +50,8 @@ class CountedRequest:
 
     def first_block(self, size: int) -> Hashable:
         """See `Asked.first_block`."""
-        return self.known().content(0, min(size, self.prompt_length)) or self.id
+        tokens, size = self.known(), min(size, self.prompt_length)
+        return tokens.content(0, size) if size <= tokens.unique else self.id
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ class Handoffs:
         size = self._pool.block_size
         for index, block in enumerate(blocks, start=first):
             parent = hashes[index - 1] if index else None
-            self._pool.register(block, hashes[index], parent, tokens[index * size : (index + 1) * size], extras)
+            self._pool.register(block, hashes[index], parent, tokens, index * size, extras)
         self.drop(blocks)
 
     def drop(self, blocks: Sequence[int]) -> None:

@@ -117,16 +117,12 @@ class BlockTables:
         if full <= sequence.committed:
             return
         if self._caching:
-            self._hasher.extend(sequence.hashes, sequence.tokens, sequence.extras)
+            hashes, tokens, blocks = sequence.hashes, sequence.tokens, sequence.blocks
+            self._hasher.extend(hashes, tokens, sequence.extras)
             size = self.pool.block_size
             for index in range(sequence.committed, full):
-                self.pool.register(
-                    sequence.blocks[index],
-                    sequence.hashes[index],
-                    sequence.hashes[index - 1] if index else None,
-                    sequence.tokens[index * size : (index + 1) * size],
-                    sequence.extras,
-                )
+                parent = hashes[index - 1] if index else None
+                self.pool.register(blocks[index], hashes[index], parent, tokens, index * size, sequence.extras)
         sequence.committed = full
 
     def release(self, sequence: SequenceState) -> None:
