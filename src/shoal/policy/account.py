@@ -72,6 +72,8 @@ class ReplicaAccount:
         """Rates have learned what the state doesn't show yet."""
         self._pool_version = 0
         """Of its pool's rates, as the state shows them."""
+        self.unsettled: dict[str, ReplicaAccount] = {}
+        """Where it enters itself when `settle` has something to do; that of all accounts of a gateway."""
 
     # Leases.
 
@@ -106,6 +108,11 @@ class ReplicaAccount:
             self.rates.age(now)
             self.rates.write_to(self.state)
         self.state.breaker_closed = self.breaker.allows(now)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether time alone changes nothing of its state."""
+        return not self._silent and self.breaker.closed
 
     def _start_decoding(self, lease: Lease) -> None:
         lease.decoding = True
@@ -198,6 +205,7 @@ class ReplicaAccount:
 
     def _weigh(self, now: float) -> None:
         """Update what changes with every lease; rates change only where a leg was observed."""
+        self.unsettled[self.name] = self
         state, stats = self.state, self.stats
         waiting = stats.waiting or 0
         inflight, pending = self._peer_load

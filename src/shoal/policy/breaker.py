@@ -50,6 +50,10 @@ class Breaker:
             return "closed"
         return "half_open" if now >= self._opened_at + self._open_for else "open"
 
+    @property
+    def closed(self) -> bool:
+        return not self._open
+
     def allows(self, now: float) -> bool:
         """Whether a leg may start now."""
         if not self._open:

@@ -10,6 +10,8 @@ place ──► Placed                               a decision and its lease
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from shoal.policy.admission import Admission, Refusal
 from shoal.policy.leases import Lease
 from shoal.policy.replicas import Account, ReplicaAccounts
@@ -22,8 +24,7 @@ _PUMP_WIDTH = 16
 """Clients whose next request is looked at when something comes free."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(msgspec.Struct, frozen=True):
     """Where a request goes."""
 
     decision: Decision

@@ -21,6 +21,9 @@ class ReplicaAccounts(Generic[Account]):
         self._replicas: dict[str, Account] = {}
         self._states: list[ReplicaState] = []
         self._peers: dict[tuple[str, str], Peers] = {}
+        self._versions: dict[tuple[str, str], int] = {}
+        """Of the pools' rates, as all states show them."""
+        self._unsettled: dict[str, ReplicaAccount] = {}
 
     def peers(self, pool: str, model: str) -> Peers:
         """Return the rates that replicas of one pool and model share."""
@@ -32,11 +35,15 @@ class ReplicaAccounts(Generic[Account]):
             raise ValueError(f"replica {account.name!r} exists already; names must differ")
         self._replicas[account.name] = account
         self._states.append(account.state)
+        account.unsettled = self._unsettled
+        self._unsettled[account.name] = account
 
     def discard(self, name: str) -> Account:
         """Take out an account, and return it. Leases on it stay in the ledger until they are released."""
         account = self._replicas.pop(name)
         self._states.remove(account.state)
+        account.unsettled = {}
+        self._unsettled.pop(name, None)
         return account
 
     def set_breaker(self, config: BreakerConfig) -> None:
@@ -62,8 +69,15 @@ class ReplicaAccounts(Generic[Account]):
 
     def states(self, now: float) -> list[ReplicaState]:
         """Return the states of all replicas for the router, up to date at `now`."""
-        for replica in self._replicas.values():
-            replica.settle(now)
+        for pool, peers in self._peers.items():
+            if self._versions.get(pool) != peers.version:
+                self._versions[pool] = peers.version
+                self._unsettled.update(self._replicas)
+        if self._unsettled:
+            for replica in list(self._unsettled.values()):
+                replica.settle(now)
+                if replica.is_settled:
+                    self._unsettled.pop(replica.name, None)
         return self._states
 
     @property

@@ -166,7 +166,7 @@ def test_what_an_engine_announces_is_found_by_the_same_prompt_and_salt_only(
     chain = PrefixHasher(2).hashes(tokens, extras)
     for place, block in enumerate(pool.allocate(len(chain))):
         parent = chain[place - 1] if place else None
-        pool.register(block, chain[place], parent, tokens[2 * place : 2 * place + 2], extras)
+        pool.register(block, chain[place], parent, tokens[2 * place : 2 * place + 2], extras=extras)
     index = ExactIndex()
     for event in decode_batch(msgspec.msgpack.encode([0.0, pool.take_events()])):
         assert isinstance(event, StoredBlocks)

@@ -8,6 +8,8 @@ at once what so many single steps would do, while nothing but decoding can happe
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from shoal.policy.batching.config import SchedulerConfig
 from shoal.policy.batching.content import ChainHasher, CountedTokens, Piece
 from shoal.policy.batching.request import FinishReason, Output, SequenceState
@@ -54,8 +56,7 @@ class CountedRequest:
         return tokens.content(0, size) if size <= tokens.unique else self.id
 
 
-@dataclass(frozen=True, slots=True)
-class Quiet:
+class Quiet(msgspec.Struct, frozen=True):
     """Steps that differ by nothing but one more token a sequence, the last of which may end sequences."""
 
     steps: int
@@ -72,8 +73,7 @@ class Quiet:
         return self.progressed is None or not now - self.progressed > self.bound
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True):
     """What a step, or several, changed for requests."""
 
     first: Sequence[SequenceState]

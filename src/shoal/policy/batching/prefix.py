@@ -24,6 +24,8 @@ _LENGTH = struct.Struct("<Q")
 
 def make_extras(lora: str | None, cache_salt: str | None) -> Extras:
     """The tagged extras of a request, in a fixed order; absent ones leave no trace."""
+    if lora is None and cache_salt is None:
+        return ()
     tagged = (("lora", lora), ("cache_salt", cache_salt))
     return tuple((tag, value) for tag, value in tagged if value is not None)
 

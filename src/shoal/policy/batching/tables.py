@@ -7,8 +7,9 @@ never written: the one case in which a row of a shared block is computed again, 
 token, copies that block first.
 """
 
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from shoal.policy.batching.blocks import BlockPool, IntegrityError
 from shoal.policy.batching.config import SchedulerConfig
@@ -16,8 +17,7 @@ from shoal.policy.batching.prefix import Extras, PrefixHasher
 from shoal.policy.batching.request import SequenceState, Tokens
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
+class PrefixMatch(msgspec.Struct, frozen=True):
     """What the cache holds of a sequence."""
 
     blocks: tuple[int, ...]

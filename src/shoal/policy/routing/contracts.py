@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+import msgspec
+
 Need = Literal["blocks", "text", "tokens"]
 """A field of `RouteRequest` that takes work to fill in, done only where an index or a picker needs it."""
 NO_NEEDS: frozenset[Need] = frozenset()
@@ -104,8 +106,7 @@ class ReplicaState:
         return self.inflight + self.foreign
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(msgspec.Struct, frozen=True, gc=False):
     """Why a replica was picked; spelled out only where somebody reads it."""
 
     policy: str
@@ -126,8 +127,9 @@ class Reason:
         return f"{self.policy}: {self.why} ({self.able} able){about}{'; ' if parts else ''}{parts}"
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True, gc=False):
+    """Where a request goes. One is made for every request: msgspec's structs are made faster than dataclasses."""
+
     replica: str
     predicted_hit: int
     """Tokens, trust not applied: what the index says."""
