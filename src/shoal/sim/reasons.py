@@ -26,6 +26,8 @@ class Why:
     seconds: tuple[float, ...]
     """Of `gateway queue`, `replica queue`, `prefill`, `decode`."""
     text: str
+    missed: tuple[str, ...] = ()
+    """Objectives that it missed."""
 
     @property
     def parts(self) -> dict[str, float]:
@@ -34,15 +36,18 @@ class Why:
 
     @property
     def main(self) -> str:
-        """What took the most of its time; a fault or a preemption comes first."""
+        """What made it slow: a fault or a preemption if there was one, else the longest part of what was late."""
         for word in ("fault", "preempted", "refused", "deadline"):
             if word in self.text:
                 return word
-        longest = max(range(3), key=lambda i: self.seconds[i])
-        return _PARTS[longest] if self.seconds[longest] >= self.seconds[3] * 0.2 else "decode"
+        if "ttft" in self.missed or not self.missed:
+            late: Sequence[str] = _PARTS[:3]
+        else:
+            late = _PARTS if "e2e" in self.missed else _PARTS[3:]
+        return max(late, key=lambda name: self.parts[name])
 
 
-def why(ask: Ask, record: Record) -> Why:
+def why(ask: Ask, record: Record, objectives: Objectives) -> Why:
     """Explain one request."""
     ended = ask.ended if ask.ended is not None else ask.sent
     placed = ask.placed if ask.placed is not None else ended
@@ -51,7 +56,8 @@ def why(ask: Ask, record: Record) -> Why:
     last = ask.last if ask.last is not None else ended
     moments = itertools.accumulate((ask.scheduled, placed, begun, first, last), max)
     seconds = tuple((after - before) / NANOSECONDS for before, after in itertools.pairwise(moments))
-    return Why(record, seconds, "; ".join(_causes(ask, seconds)))
+    missed = objectives.missed(record) if objectives.any else ()
+    return Why(record, seconds, "; ".join(_causes(ask, seconds)), missed)
 
 
 def _causes(ask: Ask, seconds: Sequence[float]) -> list[str]:
@@ -95,7 +101,7 @@ def slow(asks: Sequence[Ask], records: Sequence[Record], objectives: Objectives)
         slowest = timed[: max(1, round(len(timed) * SLOW_SHARE))]
         broken = [r for r in measured if by_index[r.index].faults]
         chosen = list({r.index: r for r in (*chosen, *slowest, *broken)}.values())
-    return [why(by_index[r.index], r) for r in sorted(chosen, key=_waited, reverse=True)]
+    return [why(by_index[r.index], r, objectives) for r in sorted(chosen, key=_waited, reverse=True)]
 
 
 def _waited(record: Record) -> float:
@@ -123,7 +129,7 @@ def reasons_section(found: Sequence[Why], objectives: Objectives) -> Section | N
         )
         for w in found[:_SHOWN]
     )
-    slowest = Table(("request", "at s", "TTFT ms", "E2E ms", "replica", "why"), rows, "The slowest")
+    slowest = Table(("request", "at s", "TTFT ms", "E2E ms", "replica", "why"), rows, "The slowest", words=True)
     return Section("Why", f"{len(found):,} requests {what}.", (causes, slowest))
 
 

@@ -19,24 +19,34 @@ def timeline_section(simulated: Simulated) -> Section:
     by_replica: dict[str, list[Sample]] = {name: [] for name, _ in busy}
     for sample in samples:
         by_replica.setdefault(sample.replica, []).append(sample)
-    plots = (
+    drawn = (
         _plot("Requests running", "requests", by_replica, lambda s: float(s.running)),
         _plot("Requests waiting at a replica", "requests", by_replica, lambda s: float(s.waiting)),
         _plot("Cache in use", "share of blocks", by_replica, lambda s: s.kv_usage),
         _hits(by_replica),
         _queued(samples),
     )
-    return Section("Replicas", _events(simulated), tables=(_table(by_replica, result, busy),), plots=plots)
+    return Section(
+        "Replicas",
+        _events(simulated),
+        tables=(_table(by_replica, result, busy),),
+        plots=tuple(p for p in drawn if _tells(p)),
+    )
+
+
+def _tells(plot: Plot) -> bool:
+    """Something happened: not all of it is 0."""
+    return any(value for series in plot.series for _, value in series.points)
 
 
 def _events(simulated: Simulated) -> str:
     counts = (
-        ("crashes", simulated.crashes),
-        ("hangs", simulated.hangs),
-        ("ejections", simulated.ejections),
-        ("preemptions", simulated.preemptions),
+        ("crash", "crashes", simulated.crashes),
+        ("hang", "hangs", simulated.hangs),
+        ("ejection", "ejections", simulated.ejections),
+        ("preemption", "preemptions", simulated.preemptions),
     )
-    happened = ", ".join(f"{count:,} {name}" for name, count in counts if count)
+    happened = ", ".join(f"{count:,} {one if count == 1 else more}" for one, more, count in counts if count)
     return f"{happened}." if happened else ""
 
 

@@ -34,6 +34,8 @@ class Table:
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     title: str = ""
+    words: bool = False
+    """The last column holds words, not figures: it wraps."""
 
 
 @dataclass(frozen=True, slots=True)

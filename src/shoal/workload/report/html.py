@@ -16,6 +16,7 @@ th:first-child,td:first-child,.plain td{text-align:left}th{color:var(--dim);font
 td,th{white-space:nowrap}td small{display:block;color:var(--dim)}
 th:first-child,td:first-child{position:sticky;left:0;background:Canvas}
 .plain td:last-child{white-space:normal;overflow-wrap:anywhere}
+.words td:last-child,.words th:last-child{white-space:normal;text-align:left;min-width:14rem}
 figure{margin:1rem 0}figcaption{font-weight:600}svg{width:100%;height:auto;max-width:40rem}
 svg text{fill:currentColor;font-size:12px}
 .grid{stroke:var(--line);stroke-width:.5}.axis{stroke:currentColor;fill:none}
@@ -66,7 +67,7 @@ def _table(table: Table) -> str:
     head = "<tr>" + "".join(f"<th>{escape(h)}</th>" for h in table.header) + "</tr>" if headed else ""
     text = _stacked if headed else escape
     rows = "".join("<tr>" + "".join(f"<td>{text(c)}</td>" for c in row) + "</tr>" for row in table.rows)
-    kind = "" if headed else ' class="plain"'
+    kind = ' class="words"' if table.words else "" if headed else ' class="plain"'
     caption = f"<p><b>{escape(table.title)}</b></p>" if table.title else ""
     return f'{caption}<div class="scroll"><table{kind}>{head}{rows}</table></div>'
 

@@ -32,6 +32,8 @@ def show(report: Report, console: Console) -> None:
 
 _PADDING = 1
 """Blank columns on either side of a cell."""
+_WORDS = 36
+"""Columns that a cell of words has at least, blanks beside it included."""
 
 
 def fit_columns(table: Table, width: int) -> tuple[Table, ...]:
@@ -43,6 +45,8 @@ def fit_columns(table: Table, width: int) -> tuple[Table, ...]:
         return (table,)
     lines = (table.header, *table.rows)
     widths = [max(len(line[i]) for line in lines) + 2 * _PADDING for i in range(len(table.header))]
+    if table.words:
+        widths[-1] = min(widths[-1], max(_WORDS, width - sum(widths[:-1])))
     parts: list[list[int]] = []
     used = 0
     for i in range(1, len(widths)):
@@ -56,6 +60,7 @@ def fit_columns(table: Table, width: int) -> tuple[Table, ...]:
             tuple(table.header[i] for i in part),
             tuple(tuple(row[i] for i in part) for row in table.rows),
             table.title,
+            table.words and part[-1] == len(widths) - 1,
         )
         for part in parts
     )
@@ -67,7 +72,8 @@ def _rich(table: Table) -> RichTable:
         title=table.title or None, title_justify="left", show_header=headed, box=None, padding=(0, _PADDING)
     )
     for i, name in enumerate(table.header):
-        made.add_column(name, justify="left" if i == 0 or not headed else "right", no_wrap=headed)
+        words = not headed or (table.words and i + 1 == len(table.header))
+        made.add_column(name, justify="left" if i == 0 or words else "right", no_wrap=not words)
     for row in table.rows:
         made.add_row(*(escape(cell) for cell in row))
     return made
