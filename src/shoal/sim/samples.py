@@ -47,13 +47,15 @@ class Sampler:
         queued = self._gateway.dispatch.waiting
         for account in self._gateway.accounts.replicas:
             gauges, stats = account.replica.gauges(time), account.replica.scheduler.stats()
+            # Of a process that is gone, the scheduler's last figures are still there.
+            up = account.replica.up
             self.samples.append(
                 Sample(
                     time / NANOSECONDS,
                     account.name,
-                    gauges.running or 0,
-                    gauges.waiting or 0,
-                    gauges.kv_usage or 0.0,
+                    (gauges.running or 0) if up else 0,
+                    (gauges.waiting or 0) if up else 0,
+                    (gauges.kv_usage or 0.0) if up else 0.0,
                     stats.hit_tokens,
                     stats.queried_tokens,
                     queued,

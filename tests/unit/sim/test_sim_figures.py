@@ -143,6 +143,15 @@ def test_replicas_are_shown_over_time() -> None:
     assert {s.name for plot in many.plots for s in plot.series} <= {"most", "mean", "least", ""}
 
 
+def test_a_replica_that_is_down_runs_nothing() -> None:
+    faults = (Fault("crash", 2.0, "r0"),)
+    samples = done(fleet(), load(count=100, gap=0.05, output=200), sample=0.5, faults=faults).samples
+    down = [s for s in samples if s.replica == "r0" and not s.available and s.time > 2.5]
+    assert down
+    assert {(s.running, s.waiting, s.kv_usage) for s in down} == {(0, 0, 0.0)}
+    assert any(s.running for s in samples if s.replica == "r0" and s.time < 2.0)
+
+
 def test_two_fleets_are_compared_pair_by_pair() -> None:
     def run(side: str, number: int) -> Summary:
         on = fleet(1 if side == "A" else 4)
