@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from shoal.plan.engine_constants import generation_level
 from shoal.plan.numeric import Real
 from shoal.plan.work import ModelWork
 from shoal.specs.errors import SpecError
@@ -47,6 +48,26 @@ def precision_of(label: str, model: ModelWork) -> Precision:
 def compute_rate(accelerator: Accelerator, precision: str) -> float:
     """FLOP/s of products whose weights have this precision: int4 is widened to bf16 first."""
     return accelerator.rate("bf16" if precision == "int4" else precision)
+
+
+_WATTS_PER_TFLOPS = 1.28
+"""Of an RTX PRO 6000 and an A100, which reach the share of their published rate that the constants say."""
+_SUSTAINED = (0.7, 1.5)
+
+
+def sustained(accelerator: Accelerator) -> float:
+    """How many times that share a part reaches, on generations that were never measured; 1 on those that were.
+
+    A published rate is one at boost clocks; which clocks are held is a question of power. Clocks go with the root
+    of the watts for each operation: kernels of an RTX 4090 (2.7 W per published bf16 TFLOP/s) reach all of its
+    rate, of an RTX PRO 6000 (1.28 W) 0.89 of it (LLMServingSim 2, `profiler/perf`, 2026).
+    """
+    watts, known = accelerator.watts, dict(accelerator.rates).get("bf16")
+    if accelerator.vendor.casefold() != "nvidia" or generation_level(accelerator.architecture) != "other" or not watts:
+        return 1.0
+    rate = known or accelerator.rate("fp16")
+    low, high = _SUSTAINED
+    return min(high, max(low, math.sqrt(watts / (rate / 1e12) / _WATTS_PER_TFLOPS)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +141,7 @@ def pool_work(
     domain = accelerator.domain
     nic = accelerator.nic.bandwidth if accelerator.nic is not None else 1.25e9
     span = stage if model.top_k else tp
+    held = sustained(accelerator)
     share = min(model.top_k / model.experts, 0.999999) if model.top_k else 0.5
     return PoolWork(
         hidden=float(model.hidden), layers=float(model.layers), moe_layers=float(model.moe_layers),
@@ -130,8 +152,9 @@ def pool_work(
         kv_elements=model.kv_elements / split / layout.cp, window=max(model.window, 1.0),
         window_elements=model.window_elements / split, state_bytes=model.state_elements * 4.0 / tp,
         decode_ops=model.decode_ops / tp / layout.cp, prefill_ops=model.prefill_ops / tp / layout.cp,
-        attended=min(model.attended, 1e12), dense_rate=compute_rate(accelerator, precision.dense),
-        expert_rate=compute_rate(accelerator, precision.experts), attention_rate=accelerator.rate("bf16"),
+        attended=min(model.attended, 1e12), dense_rate=held * compute_rate(accelerator, precision.dense),
+        expert_rate=held * compute_rate(accelerator, precision.experts),
+        attention_rate=held * accelerator.rate("bf16"),
         bandwidth=accelerator.bandwidth, memory=accelerator.device_bytes,
         weight_bytes=(attention_bytes + dense_bytes + routed + (head + embed) / stage) / pp,
         link=accelerator.scale_up.bandwidth, far_link=nic, tp=float(tp), span=float(span),
