@@ -63,7 +63,11 @@ def sustained(accelerator: Accelerator) -> float:
     rate, of an RTX PRO 6000 (1.28 W) 0.89 of it (LLMServingSim 2, `profiler/perf`, 2026).
     """
     watts, known = accelerator.watts, dict(accelerator.rates).get("bf16")
-    if accelerator.vendor.casefold() != "nvidia" or generation_level(accelerator.architecture) != "other" or not watts:
+    if (
+        accelerator.vendor.casefold() != "nvidia"
+        or generation_level(accelerator.architecture) != "other"
+        or not watts
+    ):
         return 1.0
     rate = known or accelerator.rate("fp16")
     low, high = _SUSTAINED

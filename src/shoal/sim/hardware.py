@@ -13,6 +13,7 @@ from shoal.plan.sequences import Stored, memory_at
 from shoal.plan.step_time import PrefillTotals, RooflineStepTime
 from shoal.plan.work import model_work
 from shoal.policy.batching import SchedulerConfig
+from shoal.sim.engines import behavior_of
 from shoal.sim.timing import StepWork
 from shoal.specs.catalog import Catalog
 from shoal.specs.errors import SpecError
@@ -133,7 +134,7 @@ def _candidate(machine: Machine, layout: Layout, catalog: Catalog) -> Candidate 
 
 
 def _scheduler(machine: Machine, found: Candidate) -> SchedulerConfig:
-    lanes, size = found.layout.dp, machine.block_size
+    lanes, size, behavior = found.layout.dp, machine.block_size, behavior_of(found.engine.engine)
     tokens = _kv_tokens(machine, found)
     blocks = int(tokens // size) * lanes + 1 if machine.num_blocks is None else machine.num_blocks
     if blocks < 3:
@@ -152,6 +153,9 @@ def _scheduler(machine: Machine, found: Candidate) -> SchedulerConfig:
         token_budget=max((machine.token_budget or budget) * lanes, sequences),
         max_sequences=sequences,
         prefix_caching=machine.prefix_caching,
+        headroom=behavior.headroom,
+        preempts=behavior.preempts,
+        starvation_bound=behavior.starvation_bound,
     )
 
 

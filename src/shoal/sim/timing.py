@@ -7,6 +7,7 @@ to 1/128 of the cached tokens wide (256 at least), of which the middle is taken:
 reading the cache takes.
 """
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Protocol
@@ -91,7 +92,7 @@ class RooflineSeconds:
         rows = self.token * (work.tokens + work.decode)
         return (
             self.step
-            + (self.weights**4 + rows**4) ** 0.25
+            + math.sqrt(math.sqrt(self.weights**4 + rows**4))
             + self.sequence * work.decode
             + self.cached_token * work.context
             + self.pair * (work.cached + work.pairs / 2)

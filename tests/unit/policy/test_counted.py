@@ -52,6 +52,7 @@ CONFIG = st.builds(
     prefix_caching=st.booleans(),
     starvation_bound=st.sampled_from([2.0, 1e6]),
     headroom=st.sampled_from([0.0, 1.0]),
+    preempts=st.sampled_from(["lowest", "latest"]),
     record_events=st.just(True),
 )
 

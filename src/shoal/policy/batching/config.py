@@ -1,6 +1,7 @@
 """The scheduler's settings, and its figures."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
@@ -29,6 +30,9 @@ class SchedulerConfig:
     headroom: float = 1.0
     """Blocks that stay available, a running sequence, when another is admitted. At 1, a step that admits is
     followed by about `block_size` steps in which nobody has to be preempted; at 0 a full pool can thrash."""
+    preempts: Literal["lowest", "latest"] = "lowest"
+    """Who gives its blocks back: whoever ranks lowest, or, as in vLLM, whoever was admitted last: a request that
+    was preempted and has resumed is preempted again before those that came after it."""
     record_events: bool = False
     """Keep KV events for `Scheduler.take_events`; someone has to call it then."""
 

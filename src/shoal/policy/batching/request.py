@@ -227,6 +227,8 @@ class SequenceState:
     prompt_rows: int = 0
     """Prompt log-probabilities delivered so far."""
     preemptions: int = 0
+    admission: int = 0
+    """Number of its last admission, of all requests'."""
     first_scheduled: float | None = None
     first_token: float | None = None
 

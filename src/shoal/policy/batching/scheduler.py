@@ -39,7 +39,7 @@ class Scheduler:
         self._in_flight: dict[int, Step] = {}
         self._dropped: dict[int, None] = {}
         """Ids that the ranks know and can forget; told with the next plan. A dict for its order."""
-        self._added = self._steps = self._finished = 0
+        self._added = self._admissions = self._steps = self._finished = 0
         self._scheduled_tokens = self._preemptions = self._queried = self._hits = 0
 
     # What callers ask
@@ -175,13 +175,17 @@ class Scheduler:
         """Blocks for `length` tokens, preempting those that rank below; False if it has to wait."""
         while not self._tables.grow(sequence, length):
             step.short = True
-            victim = max(self._ready.values(), key=lambda ready: ready.rank)
+            victim = max(self._ready.values(), key=self._expendable)
             if victim is sequence and self._in_flight:
                 return False  # a plan in flight may give blocks back
             self._preempt(step, victim)
             if victim is sequence:
                 return False
         return True
+
+    def _expendable(self, sequence: SequenceState) -> tuple[float, ...]:
+        """What is greatest of whoever gives its blocks back first."""
+        return (sequence.admission,) if self.config.preempts == "latest" else sequence.rank
 
     def _preempt(self, step: Step, sequence: SequenceState) -> None:
         """Take all blocks from a ready sequence, its share of this step too; it will be computed again."""
@@ -227,6 +231,8 @@ class Scheduler:
                 return False
         self._waiting.remove(sequence)
         self._ready[sequence.id] = sequence
+        self._admissions += 1
+        sequence.admission = self._admissions
         if match.copy_from is not None:
             step.copies.append((match.copy_from, sequence.blocks[len(match.blocks)]))
         if sequence.first_scheduled is None:
