@@ -43,16 +43,16 @@ ENGINES: Mapping[str, EngineBehavior] = MappingProxyType({
         preempts="latest",
         starvation_bound=_NEVER,
         deviations=(
-            "prefill and decode share a step, as with --enable-mixed-chunk, where by default prefill goes first",
+            "prefill and decode share a step, as its mixed-chunk option has it, where by default prefill goes first",
             "prefixes are reused by blocks, not by tokens",
-            "memory is not set aside for expected outputs (--schedule-conservativeness)",
+            "memory is not set aside for expected outputs",
         ),
     ),
     "trtllm": EngineBehavior(
         headroom=1.0,
         starvation_bound=_NEVER,
         deviations=(
-            "requests are admitted by the blocks of their prompts, where by default all that a request may need are "
+            "requests are admitted by the blocks of their prompts, where by default all that one may need are "
             "set aside and nobody is preempted",
         ),
     ),
