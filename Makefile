@@ -1,4 +1,4 @@
-# make serve · test · test-slow · test-peers · test-clients · sanitize · lint · clean
+# make serve · test · test-slow · test-peers · test-clients · simulate-faults · sanitize · lint · clean
 #
 # Every target does its own set-up on a fresh clone (virtual environment, packages, model) and skips it when nothing
 # changed: the stamps in .make/ carry a hash of what the installation depends on.
@@ -21,7 +21,7 @@ INPUTS := pyproject.toml $(wildcard setup.py) $(sort $(wildcard csrc/* csrc/*/*)
 HASH := $(shell cat $(INPUTS) 2>/dev/null | cksum | tr ' ' '-')
 TORCH := $(shell sed -n 's/^ *"\(torch[<>=][^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: serve test test-slow test-peers test-clients sanitize emulate lint clean models redis
+.PHONY: serve test test-slow test-peers test-clients simulate-faults sanitize emulate lint clean models redis
 .DELETE_ON_ERROR:
 
 serve: .make/serve-$(HASH)
@@ -48,6 +48,14 @@ test-clients: .make/dev-$(HASH) models $(CLIENTS:%=.make/clients/%/.done)
 	.make/clients/$*/bin/python -m pip --disable-pip-version-check install -U pip
 	.make/clients/$*/bin/python -m pip --disable-pip-version-check install -r $<
 	@touch $@
+
+# The fleet's own code in virtual time, one run per seed: docs/fault-simulation.md.
+SEEDS ?= 500
+FIRST ?= 0
+PROCESSES ?= $(shell nproc)
+
+simulate-faults: .make/dev-$(HASH)
+	PYTHONPATH=tests $(BIN)/python -m simulated --seeds $(SEEDS) --first $(FIRST) --jobs $(PROCESSES)
 
 # The fuzz tests on kernels that watch every access to memory and every undefined operation. PyTorch's tensors are
 # watched too, as its allocations go through the sanitizer's. Leaks are not looked for: the interpreter has its own.

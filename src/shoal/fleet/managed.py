@@ -13,7 +13,6 @@ import logging
 import os
 import random
 import socket
-import time
 from enum import StrEnum
 from pathlib import Path
 
@@ -67,7 +66,8 @@ class ManagedReplica:
         """What went wrong last."""
         self._told = ""
         """The problem that was logged last."""
-        self.since = time.monotonic()
+        self._clock = context.registry.clock
+        self.since = self._clock()
         """When it came into its state."""
         self.settled = asyncio.Event()
         """Ready for the first time, or given up, or stopped."""
@@ -87,7 +87,7 @@ class ManagedReplica:
     @property
     def age(self) -> float:
         """Seconds in its state."""
-        return time.monotonic() - self.since
+        return self._clock() - self.since
 
     @property
     def log_path(self) -> Path | None:
@@ -99,7 +99,7 @@ class ManagedReplica:
         return f"; it said last:\n{tail}" if tail else ""
 
     def _enter(self, state: ReplicaPhase) -> None:
-        self.state, self.since = state, time.monotonic()
+        self.state, self.since = state, self._clock()
         if state in (ReplicaPhase.READY, ReplicaPhase.FAILED, ReplicaPhase.STOPPED):
             self.settled.set()
 
@@ -283,7 +283,7 @@ class ManagedReplica:
         while True:
             await asyncio.sleep(min(1.0, settings.unhealthy_seconds / 4))
             healthy = self._context.registry.get(self.name).state.healthy
-            step = self._restarts.on_health(healthy, time.monotonic())
+            step = self._restarts.on_health(healthy, self._clock())
             if step == "prove":
                 await self._prove()
             elif step == "kill":

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import signal
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 
@@ -54,10 +55,11 @@ class FleetService:
         cores: int,
         equip: Equip | None = None,
         read_config: Callable[[], FleetConfig] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`read_config` reads the configuration anew for `reload`."""
+        """`read_config` reads the configuration anew for `reload`. `clock` is the event loop's, in seconds."""
         self.config = config
-        self.registry = Registry(config.breaker)
+        self.registry = Registry(config.breaker, clock)
         self.supervisor = Supervisor(self.registry, config, cores=cores)
         self.gateway: Gateway | None = None
         self.reloads = 0

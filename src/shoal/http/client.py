@@ -102,7 +102,7 @@ class Endpoint:
         if api_key:
             self._fixed += b"authorization: Bearer " + api_key.encode() + b"\r\n"
         self._idle: list[Connection] = []
-        self._busy: set[Connection] = set()
+        self._busy: dict[Connection, None] = {}
         self._max_idle = max_idle
         self._connect_seconds = connect_seconds
         self._closed = False
@@ -135,7 +135,7 @@ class Endpoint:
         while True:
             connection = self._reuse() or await self._connect()
             reused = connection.used
-            self._busy.add(connection)
+            self._busy[connection] = None
             if opened is not None:
                 opened(connection.fail)
             try:
@@ -179,7 +179,7 @@ class Endpoint:
         return connection
 
     def release(self, connection: Connection) -> None:
-        self._busy.discard(connection)
+        self._busy.pop(connection, None)
         connection.used = True
         whole = connection.complete and not connection.pieces and connection.keep and not connection.closed
         if whole and not self._closed and len(self._idle) < self._max_idle:
@@ -188,7 +188,7 @@ class Endpoint:
             connection.abort()
 
     def _discard(self, connection: Connection) -> None:
-        self._busy.discard(connection)
+        self._busy.pop(connection, None)
         connection.abort()
 
     async def get(self, path: bytes, *, seconds: float, limit: int = 16 * 2**20) -> tuple[int, bytes]:

@@ -121,9 +121,12 @@ class HealthJudge:
         for replica in sorted(judged, key=lambda r: -r.rates.tpot):
             ratio = replica.rates.tpot / usual if usual > 0 else 1.0
             bound = config.straggler_return if replica.name in self._ejected_until else config.straggler_ratio
+            if replica.state.ejected:
+                # Legs that were there before may end well meanwhile: its time passes all the same.
+                continue
             if ratio <= bound:
                 self._ejected_until.pop(replica.name, None)
-            elif allowed > 0 and not replica.state.ejected:
+            elif allowed > 0:
                 allowed -= 1
                 replica.state.ejected = True
                 self._ejected_until[replica.name] = now + config.straggler_seconds

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from engine import Fault, expected_text, tokens_of
@@ -24,6 +25,26 @@ async def test_an_answer_comes_back_byte_for_byte() -> None:
         assert answer.headers["x-shoal-hit"] == "0"
         # Nothing was serialized anew: what we sent is what the engine got.
         assert served.seen[0].body == f.chat("hello there", max_tokens=5)
+        f.check()
+
+
+@pytest.mark.parametrize("ids", [True, False])
+async def test_a_connection_that_breaks_after_the_last_event_costs_nothing(ids: bool) -> None:
+    async with fleet(2, handle={"returns_token_ids": ids}) as f:
+        for engine in f.engines:
+            piece = engine._piece
+
+            def last(writer: asyncio.StreamWriter, data: bytes, piece: Any = piece) -> None:
+                piece(writer, data)
+                if b"[DONE]" in data:
+                    writer.transport.abort()
+
+            engine._piece = last  # type: ignore[method-assign]
+        got = await f.stream(f.chat("tell me", max_tokens=6, temperature=0))
+        assert got.text == expected_text(tokens_of("<user>tell me"), 6)
+        assert got.payloads.count(b"[DONE]") == 1
+        assert got.done
+        assert got.error is None
         f.check()
 
 

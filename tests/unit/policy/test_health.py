@@ -25,6 +25,19 @@ def test_only_a_share_of_stragglers_is_set_aside() -> None:
     assert accounts.get("r3").state.ejected, "the bound to come back is stricter"
 
 
+def test_a_straggler_whose_open_legs_end_well_returns_when_its_time_is_over() -> None:
+    accounts = accounts_of(4)
+    judge = HealthJudge(HealthConfig(straggler_seconds=5.0))
+    for i, replica in enumerate(accounts.replicas):
+        replica.outcomes[Outcome.OK] = 50
+        replica.rates.tpot = 1.0 if i == 3 else 0.01
+    judge.judge_stragglers(accounts.replicas, 0.0)
+    accounts.get("r3").rates.tpot = 0.01
+    judge.judge_stragglers(accounts.replicas, 1.0)
+    assert accounts.get("r3").state.ejected
+    assert judge.judge_stragglers(accounts.replicas, 5.0).returned == ["r3"]
+
+
 def test_checks_in_a_row_decide() -> None:
     replica = accounts_of(1).get("r0")
     judge = HealthJudge(HealthConfig(failures=2, successes=2))

@@ -5,7 +5,7 @@ Fields that only the engine judges stay raw, so that the gateway refuses nothing
 
 import asyncio
 import hashlib
-import secrets
+import random
 import struct
 from dataclasses import dataclass
 from typing import Annotated
@@ -152,7 +152,7 @@ class Parsed:
         ask = self.ask
         # Whoever says `"seed": null` says it later in the body than we could, and the last one counts.
         if ask.seed is None and ask.temperature != 0 and b'"seed"' not in self.body:
-            self.ask = msgspec.structs.replace(ask, seed=secrets.randbits(62))
+            self.ask = msgspec.structs.replace(ask, seed=random.getrandbits(62))
             self.body = with_fields(self.body, b'"seed":%d,' % (self.ask.seed or 0))
 
     @property

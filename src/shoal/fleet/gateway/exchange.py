@@ -29,6 +29,9 @@ from shoal.policy.routing import RouteRequest
 
 log = logging.getLogger("shoal.fleet")
 
+_END_SECONDS = 1.0
+"""Between a stream's last event and the end of its HTTP message, at most: its client waits for nothing else."""
+
 
 class Exchange:
     """Runs once."""
@@ -239,6 +242,10 @@ class Exchange:
         reader = StreamReader(self._form, journaled=self._journal is not None)
         try:
             await self._relay(leg, answer, reader)
+        except (LegFailed, TimeoutError):
+            # After its last event a stream lacks nothing that a client wants.
+            if not reader.done:
+                raise
         finally:
             self._count(reader)
         if not reader.done:
@@ -261,7 +268,7 @@ class Exchange:
                 self._took_over()
                 now = clock()
                 lease.progress(now)
-                deadline = now + config.stall_seconds
+                deadline = now + (_END_SECONDS if reader.done else config.stall_seconds)
                 if record.first_token is None:
                     record.first_token = now
                 record.last_token = now

@@ -1,0 +1,65 @@
+"""What must hold after every run, besides what each client saw."""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from shoal.fleet.managed import ReplicaPhase
+from simulated.verdicts import Violation
+
+if TYPE_CHECKING:
+    from simulated.world import World
+
+
+def is_whole(world: "World") -> str | None:
+    """Return what the fleet lacks to serve with all replicas; None: nothing."""
+    registry, now = world.service.registry, world.loop.time()
+    replicas = world.service.supervisor.replicas
+    if len(replicas) != world.plan.replicas:
+        return f"it has {len(replicas)} replicas of {world.plan.replicas}"
+    for replica in replicas:
+        if replica.state is not ReplicaPhase.READY:
+            return f"{replica.name} is {replica.state}: {replica.problem}"
+        known = registry.get(replica.name)
+        if not known.state.healthy or known.state.ejected:
+            return f"{replica.name} is unhealthy or ejected: {known.unhealthy_because}"
+        if not known.breaker.allows(now):
+            return f"the breaker of {replica.name} is {known.breaker.state(now)}"
+    return None
+
+
+def open_breakers(world: "World") -> list[str]:
+    """Return the replicas whose breakers aren't closed."""
+    return [replica.name for replica in world.service.registry.replicas if not replica.breaker.closed]
+
+
+def check_books(world: "World") -> None:
+    """Raise `Violation` unless nothing is held for anybody: all clients have their answers."""
+    gateway, registry = world.service.gateway, world.service.registry
+    assert gateway is not None
+    if gateway.live:
+        raise Violation(f"{gateway.live} requests live after their clients have gone")
+    if gateway.admission.queued:
+        raise Violation(f"{gateway.admission.queued} requests in the admission queue")
+    ledger = registry.ledger
+    released = sum(ledger.released.values())
+    if ledger.live() or ledger.taken != released:
+        raise Violation(f"leases: {ledger.taken} taken, {released} released, {ledger.live()} live")
+    for replica in registry.replicas:
+        state = replica.state
+        held = state.inflight, state.decoding, state.pending_tokens
+        if held != (0, 0, 0):
+            raise Violation(f"the account of {replica.name} holds {held}: inflight, decoding, pending tokens")
+
+
+def check_nothing_left(world: "World") -> None:
+    """Record a violation for every task, connection and process that outlives the fleet."""
+    current = asyncio.current_task()
+    tasks = [task for task in asyncio.all_tasks() if task is not current]
+    if tasks:
+        world.violate(f"{len(tasks)} tasks left, one of {tasks[0].get_coro()}")
+    if world.network.transports:
+        left = [f"{t.local}-{t.remote}" for t in world.network.transports]
+        world.violate(f"{len(left)} connections left: {', '.join(left[:4])}")
+    living = [p for p in world.processes.running.values() if p.get_returncode() is None]
+    if living:
+        world.violate(f"{len(living)} processes left")

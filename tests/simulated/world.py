@@ -1,0 +1,312 @@
+"""The fleet's own code in a simulated world: one run from one seed.
+
+clients ─► network ─► gateway, relay, registry, health, supervisor (the real ones) ─► network ─► replicas
+"""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import uvicorn.server
+
+from shoal.fleet import managed, supervisor
+from shoal.fleet.config import FleetConfig, Pool, SupervisorConfig
+from shoal.fleet.gateway import GatewayConfig
+from shoal.fleet.service import FleetService
+from shoal.policy.admission import AdmissionConfig
+from shoal.policy.breaker import BreakerConfig
+from shoal.policy.health import HealthConfig
+from simulated.client import Call, draw_call, send
+from simulated.invariants import check_books, check_nothing_left, is_whole, open_breakers
+from simulated.journal_of_run import Journal
+from simulated.network import Network
+from simulated.processes import ProcessTable
+from simulated.programs import ReplicaProgram, SimulatedDialect
+from simulated.replica import MODEL
+from simulated.troubles import Plan, Troubles
+from simulated.verdicts import Violation, judge
+from simulated.virtual_loop import VirtualLoop
+
+RECOVERY_SECONDS = 60.0
+"""After the last fault the fleet must be whole again within this."""
+MAX_INFLIGHT = 4
+_CLIENTS = 5
+
+
+@dataclass
+class Run:
+    """What came of one seed."""
+
+    seed: int
+    violations: list[str] = field(default_factory=list)
+    verdicts: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    recovery_seconds: float = 0.0
+    seconds: float = 0.0
+    """Of virtual time."""
+    callbacks: int = 0
+    continued: int = 0
+    retried: int = 0
+    restarts: int = 0
+    journal: Journal | None = None
+
+    @property
+    def digest(self) -> str:
+        assert self.journal is not None
+        return self.journal.digest
+
+
+class _Log(logging.Handler):
+    """What the fleet logs becomes part of the journal; an exception there is a violation."""
+
+    def __init__(self, world: "World") -> None:
+        super().__init__(logging.INFO)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        self._world.journal.note("log", f"{record.levelname} {text}")
+        if record.exc_info:
+            self._world.violate(f"logged: {text}: {record.exc_info[1]!r}")
+
+
+def _config(replicas: int) -> FleetConfig:
+    return FleetConfig(
+        pools=(Pool(name="sim", model=MODEL, replicas=replicas, max_inflight=MAX_INFLIGHT),),
+        health=HealthConfig(check_seconds=0.5, check_timeout=1.5, failures=2, hang_seconds=4.0),
+        breaker=BreakerConfig(open_seconds=0.5, open_seconds_max=4.0),
+        admission=AdmissionConfig(max_wait=20.0, max_queue=12),
+        gateway=GatewayConfig(
+            first_byte_seconds=10.0,
+            answer_seconds=20.0,
+            stall_seconds=3.0,
+            heartbeat_seconds=1.0,
+            reader_seconds=8.0,
+            body_seconds=10.0,
+            retry_share=1.0,
+        ),
+        supervisor=SupervisorConfig(
+            start_seconds=12.0,
+            stop_seconds=2.0,
+            drain_seconds=5.0,
+            backoff_seconds=0.2,
+            backoff_seconds_max=3.0,
+            crash_limit=1000,
+            stable_seconds=2.0,
+            unhealthy_seconds=4.0,
+            log_dir=os.devnull,
+        ),
+    )
+
+
+class World:
+    """Made for one run, in its loop."""
+
+    def __init__(self, loop: VirtualLoop, run: Run) -> None:
+        self.loop, self.run = loop, run
+        seed = str(run.seed)
+        self.draws = random.Random(f"{seed}/world")
+        self.journal = run.journal = Journal(loop.time)
+        self.network = Network(loop, seed, self.journal)
+        self.processes = ProcessTable(loop, self._program)
+        loop.network, loop.processes = self.network, self.processes
+        self.plan = Plan.draw(random.Random(f"{seed}/plan"))
+        self.programs: list[ReplicaProgram] = []
+        self.seeds: dict[str, Any] = {}
+        self.service: FleetService
+        self._calls = 0
+        self._calm = asyncio.Event()
+        self.troubles = Troubles(self)
+        self.closing = False
+        self.port = 0
+        self._load_tasks: list[asyncio.Task[None]] = []
+
+    def violate(self, text: str) -> None:
+        self.journal.note("violation", text)
+        self.run.violations.append(text)
+
+    def _program(self, argv: tuple[str, ...]) -> ReplicaProgram:
+        program = ReplicaProgram(self, name=argv[-2], port=int(argv[-1]))
+        self.programs.append(program)
+        return program
+
+    # Load.
+
+    async def _client(self, number: int) -> None:
+        draws = random.Random(f"{self.run.seed}/client {number}")
+        while not self._calm.is_set():
+            await asyncio.sleep(draws.expovariate(2.0))
+            await self.call(draw_call(draws, self._number()))
+
+    def _number(self) -> int:
+        self._calls += 1
+        return self._calls
+
+    async def call(self, call: Call) -> str:
+        """Send one call and judge its answer."""
+        received = await send(self.network, self.port, call)
+        try:
+            verdict = judge(call, received, self.seeds.get(call.id), closing=self.closing)
+        except Violation as violation:
+            self.violate(f"{call.id} {'stream' if call.streams else 'whole'}: {violation}")
+            verdict = "violation"
+        self.run.verdicts[verdict] += 1
+        self.journal.note(call.id, f"{verdict} after {received.seconds:.3f} s")
+        return verdict
+
+    # One run.
+
+    async def live(self) -> None:
+        sock = self.network.create_server(("127.0.0.1", 0))
+        self.port = sock.port
+        self.service = FleetService(_config(self.plan.replicas), cores=1, clock=self.loop.time)
+        ready = asyncio.Event()
+
+        async def on_ready(service: FleetService) -> None:
+            ready.set()
+
+        running = asyncio.ensure_future(self.service.run(sock, on_ready))  # type: ignore[arg-type]
+        try:
+            async with asyncio.timeout(60):
+                await ready.wait()
+            await self._load()
+            check_books(self)
+        except Violation as violation:
+            self.violate(str(violation))
+        finally:
+            self.closing = True
+            self.service.stop()
+            await self._ended(running)
+        for task in self._load_tasks:
+            task.cancel()
+        await asyncio.gather(*self._load_tasks, return_exceptions=True)
+        for program in self.programs:
+            program.end()
+        await asyncio.sleep(1.0)
+        check_nothing_left(self)
+
+    async def _ended(self, running: "asyncio.Future[None]") -> None:
+        try:
+            async with asyncio.timeout(60):
+                await running
+        except TimeoutError:
+            self.violate("the fleet didn't end within 60 s")
+
+    async def _load(self) -> None:
+        load = self._load_tasks = [asyncio.ensure_future(self._client(number)) for number in range(_CLIENTS)]
+        await self.troubles.run()
+        self.journal.note("world", "no more faults")
+        calm_at = self.loop.time()
+        await self._until_whole(calm_at)
+        self.run.recovery_seconds = self.loop.time() - calm_at
+        self._calm.set()
+        await asyncio.gather(*load)
+        await self._prove_recovery()
+
+    async def _prove_recovery(self) -> None:
+        """Ask more at a time than all replicas but one take, until all breakers have closed."""
+        draws = random.Random(f"{self.run.seed}/probe")
+        started = self.loop.time()
+        while True:
+            count = MAX_INFLIGHT * self.plan.replicas
+            calls = [draw_call(draws, self._number(), faulty=0.0) for _ in range(count)]
+            verdicts = await asyncio.gather(*(self.call(call) for call in calls))
+            if set(verdicts) != {"ok"}:
+                raise Violation(f"after recovery the fleet answered {', '.join(sorted(set(verdicts) - {'ok'}))}")
+            if not (opened := open_breakers(self)):
+                return
+            if self.loop.time() - started > RECOVERY_SECONDS:
+                raise Violation(f"after {RECOVERY_SECONDS:.0f} s of good answers breakers are open: {opened}")
+            await asyncio.sleep(1.0)
+
+    async def _until_whole(self, calm_at: float) -> None:
+        while (missing := is_whole(self)) is not None:
+            if self.loop.time() - calm_at > RECOVERY_SECONDS:
+                raise Violation(f"not whole {RECOVERY_SECONDS:.0f} s after the last fault: {missing}")
+            await asyncio.sleep(0.2)
+
+
+class _Ordered(dict[Any, None]):
+    """A set that is iterated in the order of insertion; stands in for uvicorn's, whose order changes per run."""
+
+    def add(self, item: Any) -> None:
+        self[item] = None
+
+    def discard(self, item: Any) -> None:
+        self.pop(item, None)
+
+
+class _ServerState:
+    """Uvicorn's."""
+
+    def __init__(self) -> None:
+        self.total_requests = 0
+        self.connections, self.tasks = _Ordered(), _Ordered()
+        self.default_headers: list[tuple[bytes, bytes]] = []
+
+
+@contextlib.contextmanager
+def _patched(world: World) -> Iterator[None]:
+    """What the fleet takes from the machine is the world's."""
+    dialects = {**supervisor.DIALECTS, "shoal": SimulatedDialect()}
+    with (
+        mock.patch.object(supervisor, "DIALECTS", dialects),
+        mock.patch.object(managed, "socket", SimpleNamespace(create_server=world.network.create_server)),
+        mock.patch.object(os, "killpg", world.processes.killpg),
+        mock.patch.object(uvicorn.server, "time", SimpleNamespace(time=lambda: 1e9 + world.loop.time())),
+        mock.patch.object(uvicorn.server, "ServerState", _ServerState),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _logged(world: World) -> Iterator[None]:
+    handler = _Log(world)
+    loggers = [logging.getLogger(name) for name in ("shoal", "shoal.fleet", "uvicorn.error", "asyncio")]
+    before = [(one.level, one.propagate, one.handlers) for one in loggers]
+    for one in loggers:
+        one.setLevel(logging.INFO)
+        one.propagate, one.handlers = False, [handler]
+    try:
+        yield
+    finally:
+        for one, (level, propagate, handlers) in zip(loggers, before, strict=True):
+            one.setLevel(level)
+            one.propagate, one.handlers = propagate, handlers
+
+
+def simulate(seed: int, *, prepare: Callable[[World], None] | None = None) -> Run:
+    """Run one seed to its end. `prepare` may change the world before."""
+    run = Run(seed)
+    state = random.getstate()
+    random.seed(f"{seed}/fleet")
+    loop = VirtualLoop(str(seed))
+    gc.disable()
+    try:
+        world = World(loop, run)
+        if prepare is not None:
+            prepare(world)
+        with _patched(world), _logged(world):
+            asyncio.set_event_loop(loop)
+            try:
+                loop.run_until_complete(world.live())
+            except Exception as error:
+                world.violate(f"the run failed: {error!r}")
+            for text in loop.unhandled:
+                world.violate(f"unhandled in the loop: {text}")
+        run.seconds, run.callbacks = loop.time() - 1000.0, loop.callbacks
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+        random.setstate(state)
+        gc.enable()
+    return run
