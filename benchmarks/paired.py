@@ -52,7 +52,7 @@ Figure = Callable[[Weights], float]
 def estimates(figures: Mapping[str, Figure], sessions: int, against: str, seed: int = 0) -> "Paired":
     """One figure of every side, and its ratio to that of the side `against`."""
     whole = np.ones(sessions, dtype=np.int64)
-    draws = resample_counts(sessions, RESAMPLES, seed)
+    draws = list(resample_counts(sessions, RESAMPLES, seed))
     points = {name: figure(whole) for name, figure in figures.items()}
     drawn = {name: np.asarray([figure(row) for row in draws]) for name, figure in figures.items()}
     base, base_drawn = points[against], drawn[against]

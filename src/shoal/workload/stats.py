@@ -7,7 +7,7 @@ is a request. Its gaps between tokens are resampled with it, and neighbours in t
 the queue makes them alike: resampling single gaps would claim far more certainty than there is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,20 +71,25 @@ def block_length(owners: int) -> int:
     return max(1, round(float(owners ** (1 / 3))))
 
 
-def resample_counts(owners: int, resamples: int, seed: int) -> NDArray[np.int64]:
-    """How often each owner is drawn in each resample: [resamples, owners]; every row sums to `owners`."""
+def resample_counts(owners: int, resamples: int, seed: int) -> Iterator[NDArray[np.int64]]:
+    """How often each owner is drawn, [owners], of one resample after another; each sums to `owners`."""
     rng = np.random.default_rng(seed)
     length = block_length(owners)
     blocks = -(-owners // length)
-    starts = rng.integers(owners, size=(resamples, blocks, 1))
-    drawn = ((starts + np.arange(length)) % owners).reshape(resamples, -1)[:, :owners]
-    return np.stack([np.bincount(row, minlength=owners) for row in drawn])
+    for _ in range(resamples):
+        starts = rng.integers(owners, size=(blocks, 1))
+        drawn = ((starts + np.arange(length)) % owners).reshape(-1)[:owners]
+        yield np.bincount(drawn, minlength=owners)
 
 
 def distribution(
     groups: Sequence[Floats], levels: Sequence[float] = LEVELS, seed: int = 0, resamples: int = RESAMPLES
 ) -> Distribution | None:
-    """The distribution of all values of all owners (`groups`, in schedule order); None where there is no value."""
+    """The distribution of all values of all owners (`groups`, in schedule order); None where there is no value.
+
+    Args:
+        resamples: of the bootstrap; 0: no intervals.
+    """
     held = [g for g in groups if len(g)]
     if not held:
         return None
@@ -96,7 +101,7 @@ def distribution(
     mean = float(values.mean())
     lows: list[float | None] = [None] * (len(levels) + 1)
     highs = list(lows)
-    if len(held) >= 3:
+    if len(held) >= 3 and resamples:
         draws = _draws(values, owner, len(held), levels, seed, resamples)
         edges = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
         lows, highs = edges[0].tolist(), edges[1].tolist()
@@ -119,7 +124,8 @@ def _draws(
         weights = counts[owner]
         cumulative = np.cumsum(weights)
         total = cumulative[-1]
-        result[i, 0] = float(values @ weights) / total
+        # No dot product: BLAS would wake its threads for each.
+        result[i, 0] = float(np.multiply(values, weights).sum()) / total
         places = np.searchsorted(cumulative, [np.ceil(level * total - 1e-9) for level in levels])
         result[i, 1:] = values[np.minimum(places, len(values) - 1)]
     return result
@@ -128,9 +134,10 @@ def _draws(
 def mean_estimate(values: Floats, seed: int = 0, resamples: int = RESAMPLES, scale: float = 1.0) -> Estimate:
     """The mean of one value an owner (in schedule order), times `scale`, with its interval."""
     mean = float(values.mean()) * scale
-    if len(values) < 3:
+    if len(values) < 3 or not resamples:
         return Estimate(mean)
-    draws = resample_counts(len(values), resamples, seed) @ values / len(values)
+    counts = resample_counts(len(values), resamples, seed)
+    draws = np.fromiter((np.multiply(row, values).sum() for row in counts), dtype=np.float64, count=resamples) / len(values)
     low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Estimate(mean, float(low) * scale, float(high) * scale)
 

@@ -10,7 +10,7 @@ from shoal.workload.backlog import Backlog, backlog
 from shoal.workload.objectives import Objectives
 from shoal.workload.records import Record
 from shoal.workload.run import RunResult
-from shoal.workload.stats import Distribution, Estimate, Floats, distribution, mean_estimate
+from shoal.workload.stats import RESAMPLES, Distribution, Estimate, Floats, distribution, mean_estimate
 
 DEFINITIONS: tuple[tuple[str, str], ...] = (
     ("scheduled send", "when a request was due by the arrival process; in a closed loop, when its user was ready"),
@@ -99,8 +99,14 @@ class Summary:
         return self.cached_tokens / self.prompt_tokens
 
 
-def summarize(result: RunResult, objectives: Objectives | None = None, seed: int = 0) -> Summary:
-    """All figures of a run. A run without measured requests has none but its counts."""
+def summarize(
+    result: RunResult, objectives: Objectives | None = None, seed: int = 0, resamples: int = RESAMPLES
+) -> Summary:
+    """All figures of a run. A run without measured requests has none but its counts.
+
+    Args:
+        resamples: of the bootstrap that gives intervals; 0: none are given.
+    """
     objectives = objectives or Objectives()
     measured = result.measured
     window = max(result.window, 1e-9)
@@ -120,39 +126,43 @@ def summarize(result: RunResult, objectives: Objectives | None = None, seed: int
         sent_rate=_sent_rate(measured),
         completed_rate=sum(r.ok for r in ended) / window,
         backlog=backlog(result),
-        schedule_delay=_spread(measured, lambda r: r.schedule_delay, seed),
-        ttft=_spread([r for r in measured if r.ok], lambda r: r.ttft, seed),
-        tpot=_spread(measured, lambda r: r.tpot, seed),
-        itl=distribution([r.gaps for r in measured if r.ok], seed=seed),
-        e2e=_spread(measured, lambda r: r.e2e, seed),
-        output_rate=_output_rate(result, seed),
+        schedule_delay=_spread(measured, lambda r: r.schedule_delay, seed, resamples),
+        ttft=_spread([r for r in measured if r.ok], lambda r: r.ttft, seed, resamples),
+        tpot=_spread(measured, lambda r: r.tpot, seed, resamples),
+        itl=distribution([r.gaps for r in measured if r.ok], seed=seed, resamples=resamples),
+        e2e=_spread(measured, lambda r: r.e2e, seed, resamples),
+        output_rate=_output_rate(result, seed, resamples),
         prompt_rate=_prompt_tokens(result) / window,
         prompt_tokens=sum(r.prompt_tokens or 0 for r in measured),
         output_tokens=outputs,
         cached_tokens=sum(c or 0 for c in cached) if any(c is not None for c in cached) else None,
         tokens_per_event=sum(r.output_tokens for r in measured if r.ok) / events if events else 0.0,
         objectives=objectives,
-        goodput=_share_met(ended, objectives, seed, len(ended) / window),
-        attained=_share_met(measured, objectives, seed),
+        goodput=_share_met(ended, objectives, seed, resamples, len(ended) / window),
+        attained=_share_met(measured, objectives, seed, resamples),
         missed=_missed(measured, objectives),
         replicas=_tally(r.replica for r in measured if r.replica),
         notes=result.notes + _notes(measured),
     )
 
 
-def _share_met(records: Sequence[Record], objectives: Objectives, seed: int, scale: float = 1.0) -> Estimate:
+def _share_met(
+    records: Sequence[Record], objectives: Objectives, seed: int, resamples: int, scale: float = 1.0
+) -> Estimate:
     """Return the share of requests that met all objectives, times `scale`."""
     met = np.asarray([objectives.met(r) for r in records], dtype=np.float64)
-    return mean_estimate(met, seed, scale=scale) if len(met) else Estimate(0.0)
+    return mean_estimate(met, seed, resamples, scale) if len(met) else Estimate(0.0)
 
 
 def _tally(names: Iterable[str]) -> tuple[Tally, ...]:
     return tuple(Tally(name, count) for name, count in Counter(names).most_common())
 
 
-def _spread(records: Sequence[Record], value: Callable[[Record], float | None], seed: int) -> Distribution | None:
+def _spread(
+    records: Sequence[Record], value: Callable[[Record], float | None], seed: int, resamples: int
+) -> Distribution | None:
     found = [v for r in records if (v := value(r)) is not None]
-    return distribution([np.asarray([v]) for v in found], seed=seed)
+    return distribution([np.asarray([v]) for v in found], seed=seed, resamples=resamples)
 
 
 def _sent_rate(measured: Sequence[Record]) -> float | None:
@@ -177,12 +187,12 @@ def token_times(result: RunResult) -> tuple[Floats, Floats]:
     return np.concatenate(times), np.concatenate(weights)
 
 
-def _output_rate(result: RunResult, seed: int) -> Estimate:
+def _output_rate(result: RunResult, seed: int, resamples: int) -> Estimate:
     times, tokens = token_times(result)
     if result.window <= 0 or not len(times):
         return Estimate(0.0)
     slices, _ = np.histogram(times, bins=_SLICES, range=(result.start, result.end), weights=tokens)
-    return mean_estimate(slices, seed, scale=_SLICES / result.window)
+    return mean_estimate(slices, seed, resamples, _SLICES / result.window)
 
 
 def _prompt_tokens(result: RunResult) -> int:

@@ -58,6 +58,8 @@ class _Sessions:
     made: list[_Growing] = field(default_factory=list)
     places: dict[str, int] = field(default_factory=dict)
     """Request id → session."""
+    known: dict[tuple[int, int], Segment] = field(default_factory=dict)
+    """(block, tokens) → its segment."""
     clipped: int = 0
     dropped: int = 0
 
@@ -66,7 +68,7 @@ class _Sessions:
         if request.new and waits:
             self._continue(index, request, waits[0])
             return
-        whole = _segments(index, request, self.cut.length_scale)
+        whole = _segments(index, request, self.cut.length_scale, self.known)
         kept = _clip(whole, self.cut.max_input)
         turn = self._turn(request, kept, 0.0, kept != whole)
         due = request.delay if waits else at
@@ -139,13 +141,22 @@ def _arrivals(requests: Sequence[TraceRequest], speed: float, rate: float | None
     return found
 
 
-def _segments(index: int, request: TraceRequest, scale: float) -> tuple[Segment, ...]:
+def _segments(
+    index: int, request: TraceRequest, scale: float, known: dict[tuple[int, int], Segment]
+) -> tuple[Segment, ...]:
+    """The prompt's segments; those of blocks are taken from `known`, where many requests share one."""
     if not request.blocks:
         return (Segment(f"trace/{index}", max(1, round(request.input * scale))),)
     block = max(1, round(BLOCK_TOKENS * scale))
     last = request.input - BLOCK_TOKENS * (len(request.blocks) - 1)
     sizes = [block] * (len(request.blocks) - 1) + [min(block, max(1, round(last * scale)))]
-    return tuple(Segment(f"block/{b}", size) for b, size in zip(request.blocks, sizes, strict=True))
+    found = []
+    for pair in zip(request.blocks, sizes, strict=True):
+        segment = known.get(pair)
+        if segment is None:
+            segment = known[pair] = Segment(f"block/{pair[0]}", pair[1])
+        found.append(segment)
+    return tuple(found)
 
 
 def _tokens(segments: Sequence[Segment]) -> int:

@@ -96,7 +96,7 @@ def test_gaps_of_one_request_are_resampled_together() -> None:
 @given(st.integers(1, 200), st.integers(0, 5))
 @settings(max_examples=40, deadline=None)
 def test_every_resample_draws_as_many_owners_as_there_are(owners: int, seed: int) -> None:
-    counts = resample_counts(owners, 7, seed)
+    counts = np.stack(list(resample_counts(owners, 7, seed)))
     assert counts.shape == (7, owners)
     assert (counts.sum(axis=1) == owners).all()
     assert 1 <= block_length(owners) <= max(1, owners)

@@ -70,7 +70,7 @@ class Study:
         spent = time.process_time() - began
         self.partial |= simulated.result.partial
         self.recorded.append(Recorded(title, simulated.result.records))
-        summary = summarize(simulated.result, self.objectives, seed)
+        summary = summarize(simulated.result, self.objectives, seed, _RESAMPLES)
         said = warnings(summary, simulated.result.measured)
         return Outcome(simulated, summary, figures(summary, simulated), spent, said)
 
@@ -92,7 +92,7 @@ class Study:
         def again(other: SimulatedFleet) -> Figures:
             self.ticker.begin("intervals", beginning.load.requests)
             simulated = simulate(other, beginning.load, run, options, self.ticker)
-            return figures(summarize(simulated.result, self.objectives, self.seed), simulated)
+            return figures(summarize(simulated.result, self.objectives, self.seed, resamples=0), simulated)
 
         return with_step_times(found.figures, fleet, beginning.whole, again)
 
@@ -123,6 +123,10 @@ class Study:
         facts += [("simulated by", f"shoal {__version__}, seed {self.seed}")]
         moment = datetime.now().astimezone().isoformat(timespec="seconds")
         return Report(title, moment, command, tuple(facts), tuple(sections), meanings, self.partial)
+
+
+_RESAMPLES = 300
+"""Of the bootstrap: the ends of an interval are then good to a tenth of its width."""
 
 
 def _period(load: Load, run: RunOptions, points: int) -> float:
