@@ -57,7 +57,7 @@ class IdPrompts:
 
     def ids(self, segment: Segment) -> list[int]:
         pool = self._pool
-        return [pool[i] for i in _drawn(self._seed, segment.key, segment.tokens, len(pool))]
+        return [pool[i] for i in _drawn(self._seed, segment.name, segment.tokens, len(pool))]
 
 
 class TextPrompts:
@@ -76,9 +76,9 @@ class TextPrompts:
             raise SpecError(
                 "input", segment.tokens, f"more than {reserve} tokens: the chat template adds that many"
             )
-        key = (segment.key, tokens)
+        key = (segment.name, tokens)
         if key not in self._made:
-            self._made[key] = await self._fitted(segment.key, tokens)
+            self._made[key] = await self._fitted(segment.name, tokens)
         return self._made[key]
 
     def _words(self, key: str, letters: int) -> str:

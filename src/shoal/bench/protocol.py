@@ -197,7 +197,7 @@ class Protocol:
             Session((Turn((Segment(f"long/{i}", long),), 4),), s.at) for i, s in enumerate(short.sessions[::every])
         )
         mixed = replace(short, sessions=tuple(sorted((*short.sessions, *added), key=lambda s: s.at)))
-        ours = {i for i, s in enumerate(mixed.sessions) if s.turns[0].new[0].key.startswith(title)}
+        ours = {i for i, s in enumerate(mixed.sessions) if s.turns[0].new[0].name.startswith(title)}
         sides = []
         for name, load, kept in (("short only", short, None), (f"with prompts of {long} tokens", mixed, ours)):
             # Other contents, or the second run would find the first one's prompts cached.

@@ -274,6 +274,8 @@ class SimulatedGateway:
     def _end(self, ask: Ask, outcome: Outcome, status: int | None, error: str, time: int) -> None:
         assert ask.outcome is None, f"request {ask.index} has two fates"
         ask.outcome, ask.status, ask.error, ask.ended = outcome, status, error, time
+        # Nobody looks at its contents again, and a run may have millions.
+        ask.pieces = ()
         self.live -= 1
         self.pump(time)
         ask.done(ask, time)

@@ -24,9 +24,15 @@ Role = Literal["system", "user"]
 class Segment:
     """A piece of a prompt."""
 
-    key: str
+    key: str | int
+    """A number: the block of a trace."""
     tokens: int
     role: Role = "user"
+
+    @property
+    def name(self) -> str:
+        """The key as text, by which contents are drawn."""
+        return self.key if isinstance(self.key, str) else f"block/{self.key}"
 
 
 @dataclass(frozen=True, slots=True)

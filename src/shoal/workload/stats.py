@@ -137,7 +137,9 @@ def mean_estimate(values: Floats, seed: int = 0, resamples: int = RESAMPLES, sca
     if len(values) < 3 or not resamples:
         return Estimate(mean)
     counts = resample_counts(len(values), resamples, seed)
-    draws = np.fromiter((np.multiply(row, values).sum() for row in counts), dtype=np.float64, count=resamples) / len(values)
+    draws = np.fromiter(
+        (np.multiply(row, values).sum() for row in counts), dtype=np.float64, count=resamples
+    ) / len(values)
     low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Estimate(mean, float(low) * scale, float(high) * scale)
 

@@ -58,8 +58,8 @@ class _Sessions:
     made: list[_Growing] = field(default_factory=list)
     places: dict[str, int] = field(default_factory=dict)
     """Request id → session."""
-    known: dict[tuple[int, int], Segment] = field(default_factory=dict)
-    """(block, tokens) → its segment."""
+    known: dict[int, Segment] = field(default_factory=dict)
+    """Block → its segment."""
     clipped: int = 0
     dropped: int = 0
 
@@ -141,22 +141,20 @@ def _arrivals(requests: Sequence[TraceRequest], speed: float, rate: float | None
     return found
 
 
-def _segments(
-    index: int, request: TraceRequest, scale: float, known: dict[tuple[int, int], Segment]
-) -> tuple[Segment, ...]:
-    """The prompt's segments; those of blocks are taken from `known`, where many requests share one."""
+def _segments(index: int, request: TraceRequest, scale: float, known: dict[int, Segment]) -> tuple[Segment, ...]:
+    """The prompt's segments; `known` are those of whole blocks, which many requests share."""
     if not request.blocks:
         return (Segment(f"trace/{index}", max(1, round(request.input * scale))),)
     block = max(1, round(BLOCK_TOKENS * scale))
     last = request.input - BLOCK_TOKENS * (len(request.blocks) - 1)
-    sizes = [block] * (len(request.blocks) - 1) + [min(block, max(1, round(last * scale)))]
+    tail = min(block, max(1, round(last * scale)))
     found = []
-    for pair in zip(request.blocks, sizes, strict=True):
-        segment = known.get(pair)
+    for number in request.blocks[:-1]:
+        segment = known.get(number)
         if segment is None:
-            segment = known[pair] = Segment(f"block/{pair[0]}", pair[1])
+            segment = known[number] = Segment(number, block)
         found.append(segment)
-    return tuple(found)
+    return (*found, Segment(request.blocks[-1], tail))
 
 
 def _tokens(segments: Sequence[Segment]) -> int:

@@ -86,12 +86,12 @@ def run(
     described = _described(made, lengths, trace, amount, pace)
     with ticker() as show:
         study = Study(goal.objectives(), virtual, show, amount.seed)
-        outcomes: list[Outcome] = []
-        for number in range(seeds.seeds):
-            load, options = _workload(replace(described, seed=amount.seed + number))
-            title = "Result" if seeds.seeds == 1 else f"seed {amount.seed + number}"
-            outcomes.append(study.simulate(made.fleet, load, options, title, amount.seed + number))
         load, options = _workload(described)
+        outcomes: list[Outcome] = []
+        for seed in range(amount.seed, amount.seed + seeds.seeds):
+            drawn = load if seed == amount.seed else _workload(replace(described, seed=seed))[0]
+            title = "Result" if seeds.seeds == 1 else f"seed {seed}"
+            outcomes.append(study.simulate(made.fleet, drawn, options, title, seed))
         pooled = replace(outcomes[0], figures=across([o.figures for o in outcomes]))
         figures = study.with_step_times(made.fleet, load, options, pooled)
     first = outcomes[0]
