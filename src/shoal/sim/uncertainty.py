@@ -1,6 +1,6 @@
 """How far the uncertainty of step times moves the figures: the same requests with quicker and slower steps."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from shoal.sim.figures import Figures, widened
@@ -45,17 +45,27 @@ def hurried(fleet: SimulatedFleet, end: int) -> SimulatedFleet:
     return replace(fleet, replicas=specs)
 
 
-def with_step_times(
-    base: Figures, fleet: SimulatedFleet, whole: bool, run: Callable[[SimulatedFleet], Figures]
-) -> Figures:
-    """Widen the intervals of a fleet's figures by the uncertainty of its step times.
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """How the figures of a pilot move with the times of steps."""
+
+    middle: Figures | None
+    """With steps as they are; None: the pilot is the whole load, so that these are the figures themselves."""
+    ends: tuple[Figures, Figures]
+    """With the quickest steps, and with the slowest."""
+
+    def widen(self, base: Figures) -> Figures:
+        """The figures of the whole load, with intervals that hold these moves too."""
+        return widened(base, self.middle or base, self.ends)
+
+
+def moves(fleet: SimulatedFleet, whole: bool, run: Callable[[SimulatedFleet], Figures]) -> Moves | None:
+    """Simulate the pilot at both ends of the step times' interval; None: nobody knows how sure they are.
 
     Args:
-        whole: `run` simulates all that `base` is of.
+        whole: the pilot is the whole load.
         run: simulates the pilot on a fleet.
     """
     if spread_of(fleet) is None:
-        return base
-    middle = base if whole else run(fleet)
-    ends: Sequence[Figures] = [run(hurried(fleet, -1)), run(hurried(fleet, 1))]
-    return widened(base, middle, ends)
+        return None
+    return Moves(None if whole else run(fleet), (run(hurried(fleet, -1)), run(hurried(fleet, 1))))

@@ -14,7 +14,7 @@ from shoal.sim.hardware import Machine, planned_replica
 from shoal.sim.reasons import reasons_section, slow
 from shoal.sim.study import compare, sweep
 from shoal.sim.timeline import MOST_LINES, timeline_section
-from shoal.sim.uncertainty import PILOT_SESSIONS, hurried, pilot, spread_of, with_step_times
+from shoal.sim.uncertainty import PILOT_SESSIONS, hurried, moves, pilot, spread_of
 from shoal.specs.catalog import load_catalog
 from shoal.workload.load import Load
 from shoal.workload.objectives import Objectives
@@ -86,12 +86,13 @@ def test_step_times_move_figures_by_their_spread() -> None:
     assert middle.e2e is not None
     assert slowest.e2e is not None
     assert slowest.e2e.mean.value / middle.e2e.mean.value == pytest.approx(spread, rel=1e-6)
-    found = with_step_times(middle, on, whole=True, run=lambda other: judged(done(other, alone)))
+    moved = moves(on, whole=True, run=lambda other: judged(done(other, alone)))
+    assert moved is not None
+    found = moved.widen(middle)
     assert found.e2e is not None
     assert (found.e2e.mean.high or 0) / middle.e2e.mean.value == pytest.approx(spread, rel=1e-3)
     # Step times that nobody gives an interval of move nothing.
-    other = judged(done())
-    assert with_step_times(other, fleet(), whole=True, run=lambda _: other) is other
+    assert moves(fleet(), whole=True, run=lambda _: middle) is None
 
 
 def test_a_pilot_is_a_beginning() -> None:

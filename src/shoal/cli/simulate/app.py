@@ -21,7 +21,7 @@ from shoal.cli.bench_options import (
     reproduction,
     workload_of,
 )
-from shoal.cli.simulate.fleets import fleet_of
+from shoal.cli.simulate.fleets import fleet_of, trace_block
 from shoal.cli.simulate.machines import Made
 from shoal.cli.simulate.options import Replicas, Seeds, Virtual
 from shoal.cli.simulate.progress import ticker
@@ -79,21 +79,21 @@ def run(
     The fleet: --model, --gpu and --replicas, or a file. The load: --trace, --rate (open loop) or --concurrency.
     """
     from shoal.sim.figures import across
-    from shoal.sim.uncertainty import spread_of
     from shoal.sim.writeup import DRAWN, WIDENED, detail_sections, meanings, run_section
 
-    made = fleet_of(fleet, replicas)
+    made = fleet_of(fleet, replicas, trace_block(trace))
     described = _described(made, lengths, trace, amount, pace)
     with ticker() as show:
         study = Study(goal.objectives(), virtual, show, amount.seed)
         load, options = _workload(described)
+        moves = study.moves(made.fleet, load, options)
         outcomes: list[Outcome] = []
         for seed in range(amount.seed, amount.seed + seeds.seeds):
             drawn = load if seed == amount.seed else _workload(replace(described, seed=seed))[0]
             title = "Result" if seeds.seeds == 1 else f"seed {seed}"
             outcomes.append(study.simulate(made.fleet, drawn, options, title, seed))
-        pooled = replace(outcomes[0], figures=across([o.figures for o in outcomes]))
-        figures = study.with_step_times(made.fleet, load, options, pooled)
+        figures = across([o.figures for o in outcomes])
+        figures = figures if moves is None else moves.widen(figures)
     first = outcomes[0]
     slow = study.slow(first)
     sections = [
@@ -102,8 +102,7 @@ def run(
     ]
     details = detail_sections(first.simulated, first.summary, slow)
     sections = [sections[0], *details, *sections[1:]]
-    known = virtual.intervals and spread_of(made.fleet) is not None
-    explained = meanings(WIDENED if known else DRAWN, bool(slow))
+    explained = meanings(DRAWN if moves is None else WIDENED, bool(slow))
     report = study.report("Shoal simulate", _command(amount.seed), [made], sections, explained)
     write(Finished(report, study, outcomes, figures, slow), output)
 
@@ -134,7 +133,7 @@ def sweep(
 
     if goal.ttft is None and goal.tpot is None and goal.e2e is None:
         raise UsageError("sweep needs an objective: --ttft, --tpot or --e2e, in milliseconds")
-    made = fleet_of(fleet, replicas)
+    made = fleet_of(fleet, replicas, trace_block(trace))
     described = _described(made, lengths, trace, amount, Pace(rate=start))
     sections = []
     with ticker() as show:
@@ -177,7 +176,7 @@ def compare(
     from shoal.workload.summary import Summary
     from shoal.workload.writeup import comparison_section
 
-    fleets = {"A": _side(a, replicas), "B": _side(b, replicas)}
+    fleets = {name: _side(text, replicas, trace_block(trace)) for name, text in (("A", a), ("B", b))}
     described = _described(fleets["A"], lengths, trace, amount, pace)
     sections = []
     with ticker() as show:
@@ -202,12 +201,12 @@ def compare(
     write(Finished(report, study, results=found), output)
 
 
-def _side(text: str, options: Replicas) -> Made:
+def _side(text: str, options: Replicas, block: int | None) -> Made:
     """One side of a comparison: a file, or settings over the options of the command line."""
     path = Path(text)
     if path.suffix in (".yaml", ".yml", ".json") or path.exists():
-        return fleet_of(path, options)
-    return fleet_of(None, options.changed(text))
+        return fleet_of(path, options, block)
+    return fleet_of(None, options.changed(text), block)
 
 
 def _described(made: Made, lengths: LengthsOf, trace: Trace, amount: Amount, pace: Pace) -> WorkloadOptions:

@@ -101,7 +101,8 @@ def replicas_of(planned: PlannedReplica, count: int, options: Replicas, prefix: 
 def fact(count: int, planned: PlannedReplica, options: Replicas) -> tuple[str, str]:
     """A line of a report: what the replicas are."""
     tokens = planned.scheduler.kv_capacity
-    text = f"{count} x {options.model}, {planned.description}, {tokens:,} tokens of KV each"
+    size = planned.scheduler.block_size
+    text = f"{count} x {options.model}, {planned.description}, {tokens:,} tokens of KV each in blocks of {size}"
     return "fleet", text
 
 

@@ -29,7 +29,9 @@ class Replicas:
     max_num_seqs: Annotated[int | None, typer.Option(help="Sequences that run at once, at most.")] = None
     max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens of a step, at most.")] = None
     max_model_len: Annotated[int | None, typer.Option(help="Prompt and answer, at most.")] = None
-    block_size: Annotated[int | None, typer.Option(help="Tokens per KV block; default: 16.")] = None
+    block_size: Annotated[
+        int | None, typer.Option(help="Tokens per KV block; default: 16, or 512 for traces by 512-token blocks.")
+    ] = None
     kv_blocks: Annotated[int | None, typer.Option(help="KV blocks, instead of what memory holds.")] = None
     router: Annotated[str | None, typer.Option(help="Routing policy; default: default.")] = None
     max_inflight: Annotated[int | None, typer.Option(help="Requests at one replica, at most; default: 256.")] = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from shoal.sim import Simulated, SimulatedFleet
     from shoal.sim.figures import Figures
     from shoal.sim.reasons import Why
+    from shoal.sim.uncertainty import Moves
     from shoal.workload.load import Load
     from shoal.workload.objectives import Objectives
     from shoal.workload.report.document import Report, Section
@@ -74,27 +76,32 @@ class Study:
         said = warnings(summary, simulated.result.measured)
         return Outcome(simulated, summary, figures(summary, simulated), spent, said)
 
-    def with_step_times(self, fleet: SimulatedFleet, load: Load, run: RunOptions, found: Outcome) -> Figures:
-        """The figures of a run, their intervals widened by how well step times are known."""
+    def moves(self, fleet: SimulatedFleet, load: Load, run: RunOptions) -> Moves | None:
+        """How far the uncertainty of step times moves the figures; None: that is unknown, or isn't asked for.
+
+        Before the load itself is simulated, so that its memory is not needed on top of that.
+        """
         from shoal.sim import SimulationOptions, simulate
         from shoal.sim.figures import figures
-        from shoal.sim.uncertainty import pilot, with_step_times
+        from shoal.sim.uncertainty import moves, pilot
         from shoal.workload.summary import summarize
 
         if not self.virtual.intervals:
-            return found.figures
+            return None
         beginning = pilot(load)
         run = run if beginning.whole else replace(run, warmup=min(run.warmup, len(beginning.load.sessions) - 1))
         options = SimulationOptions(
             seed=self.seed, horizon=self.virtual.horizon, faults=faults_of(self.virtual.fault)
         )
 
-        def again(other: SimulatedFleet) -> Figures:
+        def figures_on(other: SimulatedFleet) -> Figures:
             self.ticker.begin("intervals", beginning.load.requests)
             simulated = simulate(other, beginning.load, run, options, self.ticker)
             return figures(summarize(simulated.result, self.objectives, self.seed, resamples=0), simulated)
 
-        return with_step_times(found.figures, fleet, beginning.whole, again)
+        found = moves(fleet, beginning.whole, figures_on)
+        gc.collect()  # a simulated world is full of cycles
+        return found
 
     def slow(self, found: Outcome) -> list[Why]:
         """Why requests were slow, slowest first."""
