@@ -43,7 +43,7 @@ ENGINES: Mapping[str, EngineBehavior] = MappingProxyType({
         preempts="latest",
         starvation_bound=_NEVER,
         deviations=(
-            "prefill and decode share a step, as its mixed-chunk option has it, where by default prefill goes first",
+            "prefill and decode share a step, as its mixed-chunk option has it; by default prefill goes first",
             "prefixes are reused by blocks, not by tokens",
             "memory is not set aside for expected outputs",
         ),

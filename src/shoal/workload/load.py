@@ -168,5 +168,25 @@ def over_the_day(load: Load, day: Day, rate: float, times: Floats) -> Load:
     )
 
 
+def part(load: Load, number: int, of: int) -> Load:
+    """Return one of `of` consecutive parts of a load, from 0 on, beginning at its own first arrival.
+
+    Raises SpecError for a load with fewer sessions than parts, and for one whose sessions wait for others.
+    """
+    if load.chained:
+        raise SpecError("rounds", of, "1 for a load whose requests wait for one another: it can't be cut")
+    if len(load.sessions) < of:
+        raise SpecError("rounds", of, f"at most the {len(load.sessions)} sessions of the load")
+    first, last = (len(load.sessions) * n // of for n in (number, number + 1))
+    sessions = load.sessions[first:last]
+    times = [s.at - sessions[0].at for s in sessions]
+    return replace(
+        load,
+        sessions=arriving(sessions, times),
+        description=f"{load.description}, part {number + 1} of {of}",
+        rate=(len(times) - 1) / times[-1] if times[-1] > 0 else None,
+    )
+
+
 def arriving(sessions: Sequence[Session], times: Sequence[float]) -> tuple[Session, ...]:
     return tuple(replace(s, at=t) for s, t in zip(sessions, times, strict=True))

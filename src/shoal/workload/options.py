@@ -105,19 +105,8 @@ def workload(options: WorkloadOptions, rate: float | None = None, name: str = ""
         name: keeps the prompts and arrival times of several runs of one seed apart.
     """
     rate = options.rate if rate is None else rate
-    open_loop = options.open_loop or rate is not None
-    concurrency = None if open_loop else options.concurrency or DEFAULT_CONCURRENCY
-    default_warmup = 0 if concurrency is None else concurrency
-    warmup = default_warmup if options.warmup is None else options.warmup
-    run = RunOptions(
-        requests=None if open_loop else _closed_requests(options),
-        seconds=None if open_loop else options.duration,
-        concurrency=concurrency,
-        warmup=warmup,
-        deadline=options.deadline,
-        seed=options.seed,
-        salt=options.salt,
-    )
+    run = options_of(options, rate)
+    warmup, concurrency = run.warmup, run.concurrency
     count = _sessions(options, rate, warmup, concurrency)
     if options.trace is not None:
         cut = Cut(
@@ -132,9 +121,29 @@ def workload(options: WorkloadOptions, rate: float | None = None, name: str = ""
     if (day := options.day()) is not None:
         return _over_the_day(options, day, rate, warmup, name), run
     load = made_up(options.shape(), count, options.seed, name)
-    if open_loop:
+    if concurrency is None:
         load = at_times(load, options.arrival, rate or math.inf, options.seed, options.cv, name)
     return load, run
+
+
+def options_of(options: WorkloadOptions, rate: float | None = None) -> RunOptions:
+    """How the load of these options is run.
+
+    Args:
+        rate: of an open loop, instead of the options' own.
+    """
+    open_loop = options.open_loop or rate is not None
+    concurrency = None if open_loop else options.concurrency or DEFAULT_CONCURRENCY
+    default_warmup = 0 if concurrency is None else concurrency
+    return RunOptions(
+        requests=None if open_loop else _closed_requests(options),
+        seconds=None if open_loop else options.duration,
+        concurrency=concurrency,
+        warmup=default_warmup if options.warmup is None else options.warmup,
+        deadline=options.deadline,
+        seed=options.seed,
+        salt=options.salt,
+    )
 
 
 def _over_the_day(options: WorkloadOptions, day: Day, rate: float | None, warmup: int, name: str) -> Load:

@@ -10,7 +10,7 @@ from shoal.bench.run import Runner
 from shoal.bench.target import Target, TargetOptions
 from shoal.plan.readers.trace import read_trace
 from shoal.specs.errors import SpecError
-from shoal.workload.load import Load
+from shoal.workload.load import Load, part
 from shoal.workload.run import RunOptions
 from shoal.workload.traces import Cut, trace_load
 
@@ -58,6 +58,11 @@ def test_a_cut_trace_starts_with_what_it_would_have_waited_for(tmp_path: Path) -
     assert [s.after for s in load.sessions] == [(), (), (1, 0), ()]
     assert load.sessions[0].at == 0.0
     assert [s.after for s in agents(tmp_path, limit=2).sessions] == [(), (0,)]
+
+
+def test_it_cannot_be_cut_into_parts(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="rounds.*wait for one another"):
+        part(agents(tmp_path), 0, 2)
 
 
 def test_speed_does_not_hurry_tools(tmp_path: Path) -> None:

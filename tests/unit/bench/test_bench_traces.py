@@ -6,7 +6,7 @@ import pytest
 
 from shoal.bench.prompts import IdPrompts, TextPrompts
 from shoal.specs.errors import SpecError
-from shoal.workload.load import Segment
+from shoal.workload.load import Segment, part
 from shoal.workload.traces import Cut, read_trace, trace_load
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
@@ -72,6 +72,17 @@ def test_scaling_and_cutting_keep_what_was_shared(tmp_path: Path) -> None:
 def test_a_bad_trace_is_refused_by_line(tmp_path: Path, name: str, text: str, what: str) -> None:
     with pytest.raises(SpecError, match=what):
         read_trace(file(tmp_path, name, text))
+
+
+def test_a_load_is_cut_into_consecutive_parts(tmp_path: Path) -> None:
+    path = file(tmp_path, "m.jsonl", MOONCAKE)
+    load = trace_load(path, Cut())
+    first, second = part(load, 0, 2), part(load, 1, 2)
+    assert [s.at for s in first.sessions] == [0.0]
+    assert [s.at for s in second.sessions] == [0.0, 0.0]
+    assert [s.turns for s in (*first.sessions, *second.sessions)] == [s.turns for s in load.sessions]
+    with pytest.raises(SpecError, match="at most the 3 sessions"):
+        part(load, 0, 4)
 
 
 def test_a_missing_trace_is_named(tmp_path: Path) -> None:

@@ -203,6 +203,19 @@ def test_a_comparison_pairs_two_fleets_over_seeds(capsys: Capture) -> None:
     assert "B is better" in out
 
 
+def test_rounds_of_a_trace_are_parts_of_it(capsys: Capture, tmp_path: Path) -> None:
+    trace = ("--trace", mooncake(tmp_path))
+    arguments = ("compare", "replicas=1", "replicas=3", *MODEL, *trace, "--speed", 10, "--rounds", 4)
+    found = result(capsys, *arguments)["results"]
+    assert [r["a"]["requests"] for r in found["rounds"]] == [30] * 4  # type: ignore[index]
+    tpot = next(r for r in found["ratios"] if r["metric"] == "TPOT p50")  # type: ignore[index]
+    # Parts differ, so that their ratios do: a trace that is repeated would be sure of everything.
+    assert tpot["ratio"]["low"] < tpot["ratio"]["value"] < tpot["ratio"]["high"]
+    code, _, err = run(capsys, *MODEL, *trace, "--seeds", 2)
+    assert code == 2
+    assert "the same load for every seed" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

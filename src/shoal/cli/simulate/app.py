@@ -83,6 +83,8 @@ def run(
 
     made = fleet_of(fleet, replicas, trace_block(trace))
     described = _described(made, lengths, trace, amount, pace)
+    if described.trace is not None and seeds.seeds > 1:
+        raise UsageError(f"--seeds {seeds.seeds}: a trace is the same load for every seed; expected 1")
     with ticker() as show:
         study = Study(goal.objectives(), virtual, show, amount.seed)
         load, options = _workload(described)
@@ -167,12 +169,16 @@ def compare(
     output: Output,
     a: Annotated[str, typer.Argument(help="A file, or settings over the options: replicas=8,router=kv.")],
     b: Annotated[str, typer.Argument(help="Likewise.")],
-    rounds: Annotated[int, typer.Option(min=1, help="Loads that both are given, with seeds in a row.")] = 6,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Loads that both are given: seeds in a row, or parts of a trace.")
+    ] = 6,
 ) -> None:
     """Compare two fleets under the same loads, over seeds: ratios with intervals."""
     from shoal.sim.study import compare as paired
     from shoal.sim.writeup import DRAWN, meanings, run_section
     from shoal.workload.compare import Side
+    from shoal.workload.load import part
+    from shoal.workload.options import options_of
     from shoal.workload.summary import Summary
     from shoal.workload.writeup import comparison_section
 
@@ -182,19 +188,24 @@ def compare(
     with ticker() as show:
         study = Study(goal.objectives(), virtual, show, amount.seed)
 
+        whole = None if described.trace is None or rounds == 1 else _workload(described)[0]
+
         def side(which: Side, number: int) -> Summary:
             seed = amount.seed + number
-            load, options = _workload(replace(described, seed=seed))
-            title = f"{which}, seed {seed}"
+            if whole is None:
+                load, options = _workload(replace(described, seed=seed))
+                title = f"{which}, seed {seed}"
+            else:
+                load, options = part(whole, number, rounds), options_of(described)
+                title = f"{which}, part {number + 1}"
             found = study.simulate(fleets[which].fleet, load, options, title, seed)
             sections.append(run_section(found.simulated, found.summary, found.figures, title, found.warnings))
             return found.summary
 
         found = paired(side, rounds)
-    every = [
-        comparison_section(found, "with seeds in a row, the same requests for both sides of a round"),
-        *sections,
-    ]
+    drawn = "with seeds in a row" if whole is None else "of consecutive parts of the trace, caches empty"
+    how = f"{drawn}, the same requests for both sides of a round"
+    every = [comparison_section(found, how), *sections]
     report = study.report(
         "Shoal simulate: B against A", _command(amount.seed), list(fleets.values()), every, meanings(DRAWN, False)
     )
