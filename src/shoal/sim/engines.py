@@ -25,7 +25,7 @@ class EngineBehavior:
     starvation_bound: float = _SHOAL.starvation_bound
     """Seconds; engines without ageing never reach it."""
     deviations: tuple[str, ...] = ()
-    """What the engine does otherwise."""
+    """Where the simulation differs: what is simulated, and unlike what."""
 
 
 _NEVER = 1e9

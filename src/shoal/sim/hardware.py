@@ -39,6 +39,8 @@ class Machine:
     """None: the smallest tensor-parallel degree that holds the model."""
     engine: str = "vllm"
     engine_version: str | None = None
+    behaves_as: str | None = None
+    """The engine whose way to admit and preempt it has, of `sim.engines`; None: `engine`."""
     weights: str = "checkpoint"
     kv_dtype: str | None = None
     memory_utilization: float | None = None
@@ -83,11 +85,20 @@ class PlannedReplica:
     scheduler: SchedulerConfig
     step: PlannedSeconds
     kv_token_bytes: float
+    engine: str
 
     @property
     def description(self) -> str:
         """`tp1 on h100_sxm (checkpoint weights, bf16 cache), vllm`."""
-        return f"{self.candidate.label}, {self.candidate.engine.engine}"
+        return f"{self.candidate.label}, {self.engine}"
+
+    @property
+    def deviations(self) -> tuple[str, ...]:
+        """Where the simulation differs from such a replica: what is simulated, and unlike what."""
+        found = tuple(f"{self.engine}: {text}" for text in behavior_of(self.engine).deviations)
+        if self.candidate.layout.dp > 1:
+            found += ("attention data-parallel ranks have one scheduler and one cache, of their common size",)
+        return found
 
 
 def planned_replica(machine: Machine, catalog: Catalog, constants: Artifact | None = None) -> PlannedReplica:
@@ -108,6 +119,7 @@ def planned_replica(machine: Machine, catalog: Catalog, constants: Artifact | No
         _scheduler(machine, found),
         PlannedSeconds(_roofline(machine, found, constants)),
         kv_bytes_per_token(machine.model, found.kv_dtype),
+        machine.behaves_as or found.engine.engine,
     )
 
 
@@ -134,7 +146,8 @@ def _candidate(machine: Machine, layout: Layout, catalog: Catalog) -> Candidate 
 
 
 def _scheduler(machine: Machine, found: Candidate) -> SchedulerConfig:
-    lanes, size, behavior = found.layout.dp, machine.block_size, behavior_of(found.engine.engine)
+    lanes, size = found.layout.dp, machine.block_size
+    behavior = behavior_of(machine.behaves_as or found.engine.engine)
     tokens = _kv_tokens(machine, found)
     blocks = int(tokens // size) * lanes + 1 if machine.num_blocks is None else machine.num_blocks
     if blocks < 3:

@@ -113,7 +113,10 @@ def reasons_section(found: Sequence[Why], objectives: Objectives) -> Section | N
     if not found:
         return None
     counts = Counter(w.main for w in found)
-    what = "missed an objective" if objectives.any else "are the slowest, were hit by a fault, or failed"
+    if objectives.any:
+        text = f"Requests that missed an objective: {len(found):,}."
+    else:
+        text = f"Requests that are the slowest {SLOW_SHARE:.0%}, were hit by a fault, or failed: {len(found):,}."
     causes = Table(
         ("main cause", "requests", "share"),
         tuple((name, f"{count:,}", f"{count / len(found):.0%}") for name, count in counts.most_common()),
@@ -130,7 +133,7 @@ def reasons_section(found: Sequence[Why], objectives: Objectives) -> Section | N
         for w in found[:_SHOWN]
     )
     slowest = Table(("request", "at s", "TTFT ms", "E2E ms", "replica", "why"), rows, "The slowest", words=True)
-    return Section("Why", f"{len(found):,} requests {what}.", (causes, slowest))
+    return Section("Why", text, (causes, slowest))
 
 
 def _milliseconds(seconds: float | None) -> str:

@@ -61,7 +61,7 @@ def test_a_cut_trace_starts_with_what_it_would_have_waited_for(tmp_path: Path) -
 
 
 def test_it_cannot_be_cut_into_parts(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="rounds.*wait for one another"):
+    with pytest.raises(SpecError, match=r"rounds.*wait for one another"):
         part(agents(tmp_path), 0, 2)
 
 

@@ -61,3 +61,15 @@ def test_the_smallest_degree_that_fits_is_taken() -> None:
 def test_what_cannot_be_is_refused_with_the_reason(changes: dict[str, object], what: str) -> None:
     with pytest.raises(SpecError, match=what):
         planned_replica(machine(**changes), load_catalog())  # type: ignore[arg-type]
+
+
+def test_an_engine_is_settings_and_says_where_it_differs() -> None:
+    ours = planned_replica(machine(engine="shoal", gpu="cpu", model="smollm2-135m", weights="bf16"), load_catalog())
+    theirs = planned_replica(machine(engine="sglang"), load_catalog())
+    assert ours.scheduler.preempts == "lowest"
+    assert ours.deviations == ()
+    assert theirs.scheduler.preempts == "latest"
+    assert theirs.scheduler.starvation_bound > 1e6
+    assert any("mixed-chunk" in text for text in theirs.deviations)
+    other = planned_replica(machine(behaves_as="llamacpp"), load_catalog())
+    assert any("llamacpp: sequences share one pool" in text for text in other.deviations)

@@ -31,6 +31,7 @@ from shoal.cli.simulate.written import Finished, write
 if TYPE_CHECKING:
     from shoal.workload.load import Load
     from shoal.workload.options import WorkloadOptions
+    from shoal.workload.report.document import Section
     from shoal.workload.run import RunOptions
 
 _DEFAULT = "run"
@@ -103,7 +104,7 @@ def run(
         for i, (o, title) in enumerate(zip(outcomes, (r.run for r in study.recorded), strict=True))
     ]
     details = detail_sections(first.simulated, first.summary, slow)
-    sections = [sections[0], *details, *sections[1:]]
+    sections = [_with_notes(sections[0], made), *details, *sections[1:]]
     explained = meanings(DRAWN if moves is None else WIDENED, bool(slow))
     report = study.report("Shoal simulate", _command(amount.seed), [made], sections, explained)
     write(Finished(report, study, outcomes, figures, slow), output)
@@ -205,7 +206,7 @@ def compare(
         found = paired(side, rounds)
     drawn = "with seeds in a row" if whole is None else "of consecutive parts of the trace, caches empty"
     how = f"{drawn}, the same requests for both sides of a round"
-    every = [comparison_section(found, how), *sections]
+    every = [_with_notes(comparison_section(found, how), *fleets.values()), *sections]
     report = study.report(
         "Shoal simulate: B against A", _command(amount.seed), list(fleets.values()), every, meanings(DRAWN, False)
     )
@@ -218,6 +219,12 @@ def _side(text: str, options: Replicas, block: int | None) -> Made:
     if path.suffix in (".yaml", ".yml", ".json") or path.exists():
         return fleet_of(path, options, block)
     return fleet_of(None, options.changed(text), block)
+
+
+def _with_notes(section: Section, *fleets: Made) -> Section:
+    """The section, with where the simulation of the fleets differs from them."""
+    notes = dict.fromkeys(note for made in fleets for note in made.notes)
+    return replace(section, notes=(*section.notes, *(f"as simulated, {note}" for note in notes)))
 
 
 def _described(made: Made, lengths: LengthsOf, trace: Trace, amount: Amount, pace: Pace) -> WorkloadOptions:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shoal.sim.hardware import PlannedReplica
 
 _PLANNED = ("shoal", "vllm", "sglang")
-"""Engines whose memory the planner knows under their name; of others, replicas are taken for vLLM's."""
+"""Engines whose memory the planner knows under their name; of others, memory and times are taken for vLLM's."""
 
 
 def configured_fleet(path: Path, options: Replicas) -> Made:
@@ -33,6 +33,7 @@ def configured_fleet(path: Path, options: Replicas) -> Made:
         raise SpecError("model", options.model, f"nothing beside {path}: the file says it, as pools[].model")
     specs: list[ReplicaSpec] = []
     facts: list[tuple[str, str]] = [("config", str(path))]
+    notes: list[str] = []
     for number, pool in enumerate(config.pools):
         where = f"{path}: pools[{number}]"
         made, given = _pool(pool, options, where)
@@ -46,6 +47,7 @@ def configured_fleet(path: Path, options: Replicas) -> Made:
         )
         _, text = fact(pool.count if options.replicas is None else options.replicas, made, given)
         facts.append((f"pool {pool.name}", text))
+        notes += made.deviations
     gateway, supervisor = config.gateway, config.supervisor
     fleet = SimulatedFleet(
         replicas=tuple(specs),
@@ -60,7 +62,7 @@ def configured_fleet(path: Path, options: Replicas) -> Made:
         stall=gateway.stall_seconds,
         down=gateway.down_seconds,
     )
-    return Made(fleet, (*facts, ("router", fleet.router.policy)))
+    return Made(fleet, (*facts, ("router", fleet.router.policy)), notes=tuple(dict.fromkeys(notes)))
 
 
 def _pool(pool: Pool, options: Replicas, where: str) -> tuple[PlannedReplica, Replicas]:
@@ -84,7 +86,7 @@ def _pool(pool: Pool, options: Replicas, where: str) -> tuple[PlannedReplica, Re
     settings = _own_settings(pool) if pool.engine == "shoal" and not pool.urls else _other_settings(pool, where)
     given = replace(given, **{k: v for k, v in settings.items() if getattr(given, k) is None and v is not None})
     try:
-        return planned(given), given
+        return planned(given, "llamacpp" if pool.engine == "llamacpp" else None), given
     except SpecError as error:
         raise SpecError(f"{where}: {error.field}", error.value, error.accepted) from None
 

@@ -26,6 +26,8 @@ class Made:
     """Of the plan that it was made from."""
     input: str | None = None
     output: str | None = None
+    notes: tuple[str, ...] = ()
+    """Where its simulation differs from it."""
 
 
 def named_fleet(options: Replicas) -> Made:
@@ -36,11 +38,16 @@ def named_fleet(options: Replicas) -> Made:
     replica = planned(options)
     specs = replicas_of(replica, count, options, prefix="r")
     fleet = SimulatedFleet(replicas=specs, router=router_of(options.router))
-    return Made(fleet, (fact(count, replica, options), ("router", fleet.router.policy)))
+    facts = (fact(count, replica, options), ("router", fleet.router.policy))
+    return Made(fleet, facts, notes=replica.deviations)
 
 
-def planned(options: Replicas) -> PlannedReplica:
-    """One replica of a command line, counted by the planner."""
+def planned(options: Replicas, behaves_as: str | None = None) -> PlannedReplica:
+    """One replica of a command line, counted by the planner.
+
+    Args:
+        behaves_as: the engine whose way to admit and preempt it has, if it isn't the planner's.
+    """
     from shoal.plan.api import find_model
     from shoal.plan.artifact import read_artifact
     from shoal.plan.given import parse_layouts
@@ -58,6 +65,7 @@ def planned(options: Replicas) -> PlannedReplica:
         layout=layout,
         engine=options.engine or "vllm",
         engine_version=options.engine_version,
+        behaves_as=behaves_as,
         weights=options.weights or "checkpoint",
         kv_dtype=options.kv_dtype,
         memory_utilization=options.memory_utilization,

@@ -69,7 +69,9 @@ def planned_fleet(path: Path, options: Replicas) -> Made:
     )
     facts = (("plan", f"{path}, design {options.design}: {design.name}"), fact(given.replicas, made, given))
     asked = plan.question
-    return Made(fleet, facts, asked.users, f"{asked.input_tokens:.0f}", f"{asked.output_tokens:.0f}")
+    return Made(
+        fleet, facts, asked.users, f"{asked.input_tokens:.0f}", f"{asked.output_tokens:.0f}", made.deviations
+    )
 
 
 def _weights(name: str) -> str:

@@ -95,6 +95,6 @@ def _json(done: Finished) -> bytes:
             for w in done.slow[:_SLOWEST]
         ],
         "warnings": [w for o in done.outcomes for w in o.warnings],
-        "notes": list(first.summary.notes),
+        "notes": list(done.report.sections[0].notes),
     }
     return msgspec.json.format(msgspec.json.encode(body), indent=2)
