@@ -14,11 +14,14 @@ def is_whole(world: "World") -> str | None:
     """Return what the fleet lacks to serve with all replicas; None: nothing."""
     registry, now = world.service.registry, world.loop.time()
     replicas = world.service.supervisor.replicas
-    if len(replicas) != world.plan.replicas:
-        return f"it has {len(replicas)} replicas of {world.plan.replicas}"
+    wanted = world.service.config.pools[0].count
+    if len(replicas) != wanted:
+        return f"it has {len(replicas)} replicas of {wanted}"
     for replica in replicas:
         if replica.state is not ReplicaPhase.READY:
             return f"{replica.name} is {replica.state}: {replica.problem}"
+        if replica.name not in registry:
+            return f"{replica.name} is not in the registry"
         known = registry.get(replica.name)
         if not known.state.healthy or known.state.ejected:
             return f"{replica.name} is unhealthy or ejected: {known.unhealthy_because}"
@@ -36,10 +39,11 @@ def check_books(world: "World") -> None:
     """Raise `Violation` unless nothing is held for anybody: all clients have their answers."""
     gateway, registry = world.service.gateway, world.service.registry
     assert gateway is not None
-    if gateway.live:
-        raise Violation(f"{gateway.live} requests live after their clients have gone")
-    if gateway.admission.queued:
-        raise Violation(f"{gateway.admission.queued} requests in the admission queue")
+    for one in (gateway, *world.service._retired):
+        if one.live:
+            raise Violation(f"{one.live} requests live after their clients have gone")
+        if one.admission.queued:
+            raise Violation(f"{one.admission.queued} requests in the admission queue")
     ledger = registry.ledger
     released = sum(ledger.released.values())
     if ledger.live() or ledger.taken != released:

@@ -9,6 +9,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
+BLOCK = 16
+"""Tokens per block of KV."""
 _END = 19
 """One token in so many ends the text."""
 _HALF = 7

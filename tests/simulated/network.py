@@ -87,6 +87,11 @@ class Network:
         listener = self.listeners[self._next_port] = Listener(self, self._next_port)
         return listener
 
+    def free_ports(self) -> int:
+        """Like `free_port_pair`."""
+        self._next_port += 2
+        return self._next_port - 1
+
     def listen(self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, sock: Any) -> Listener:
         if sock is not None:
             sock.factory = factory

@@ -2,15 +2,16 @@
 
 import asyncio
 import random
+from functools import partial
 from typing import TYPE_CHECKING
 
 from shoal.fleet.adapters import HttpAdapter, LaunchRequest, Traits
 from shoal.fleet.adapters.shoal import Shoal
 from shoal.fleet.launch import Command
+from simulated.kv_feed import SimulatedAdapter
 from simulated.replica import SimulatedReplica
 
 if TYPE_CHECKING:
-    from simulated.processes import SimulatedProcess
     from simulated.world import World
 
 
@@ -19,11 +20,16 @@ class SimulatedDialect:
 
     traits: Traits = Shoal.traits
 
+    def __init__(self, world: "World") -> None:
+        self._world = world
+
     def command(self, request: LaunchRequest) -> Command:
         return Command(argv=("replica", request.name, str(request.port)))
 
     def adapter(self, url: str, *, api_key: str | None, events: str | None) -> HttpAdapter:
-        return Shoal().adapter(url, api_key=api_key, events=events)
+        port = int(url.rpartition(":")[2])
+        publishes = self._world.plan.kv_events
+        return SimulatedAdapter(url, api_key=api_key, feed=partial(self._world.feed, port) if publishes else None)
 
 
 class ReplicaProgram:
@@ -32,14 +38,22 @@ class ReplicaProgram:
     def __init__(self, world: "World", *, name: str, port: int) -> None:
         self._world = world
         self.name, self.port = name, port
-        self._draws = random.Random(f"{world.run.seed}/{name} {port}")
-        self.process: SimulatedProcess | None = None
-        self.replica = SimulatedReplica(world.network, name, port, self._draws, world.journal, world.seeds)
+        self._draws = random.Random(f"{world.run.seed}/{name} {port} {len(world.programs)}")
+        self.replica = SimulatedReplica(
+            world.network,
+            name,
+            port,
+            draws=self._draws,
+            journal=world.journal,
+            seeds=world.seeds,
+            feed=world.feed(port),
+        )
         self._loading: asyncio.Task[None] | None = None
         self.ended = False
         self.frozen = False
 
     def begin(self) -> None:
+        self.replica.feed.restart()
         self._world.troubles.on_start(self)
         self._loading = asyncio.ensure_future(self._load())
 
@@ -71,3 +85,16 @@ class ReplicaProgram:
     def terminate(self) -> None:
         if not self.frozen:
             asyncio.get_running_loop().call_later(self._draws.uniform(0.01, 0.5), self.exit, 0)
+
+
+class AttachedProgram(ReplicaProgram):
+    """A replica that runs elsewhere: whoever runs it starts another when it ends."""
+
+    def exit(self, code: int) -> None:
+        if not self.ended:
+            self.end()
+            asyncio.get_running_loop().call_later(self._draws.uniform(0.5, 4.0), self._again)
+
+    def _again(self) -> None:
+        if not self._world.over:
+            self._world.attach(self.name, self.port)

@@ -9,6 +9,8 @@ import httptools
 
 from simulated.generation import Answer, Crashes
 from simulated.journal_of_run import Journal
+from simulated.kv_feed import Feed
+from simulated.model import BLOCK, prompt_of
 from simulated.network import Network
 
 MODEL = "sim"
@@ -85,14 +87,22 @@ class SimulatedReplica:
     """One process of an engine, from its start to its end."""
 
     def __init__(
-        self, network: Network, name: str, port: int, draws: random.Random, journal: Journal, seeds: dict[str, Any]
+        self,
+        network: Network,
+        name: str,
+        port: int,
+        *,
+        draws: random.Random,
+        journal: Journal,
+        seeds: dict[str, Any],
+        feed: Feed,
     ) -> None:
         self.network, self.name, self.port, self.draws, self.journal = network, name, port, draws, journal
         self.fault_rate = 0.0
         """Chance of a fault at each step of an answer."""
         self.slowness = 1.0
         self.running = self.generated = self.prompted = 0
-        self.seeds = seeds
+        self.seeds, self.feed = seeds, feed
         """What each request was sampled with, by its id."""
         self.ready = True
         self._awake = asyncio.Event()
@@ -133,6 +143,9 @@ class SimulatedReplica:
             self._get(connection, path)
             return
         ask = json.loads(body)
+        if path == "/tokenize":
+            connection.json(200, {"tokens": prompt_of(ask)})
+            return
         self.seeds[request_id] = ask.get("seed")
         await Answer(self, connection, path, ask).run()
 
@@ -160,8 +173,9 @@ class SimulatedReplica:
 
     def hit(self, prompt: list[int]) -> int:
         """Tokens of a prompt that are cached; the rest is from now on."""
-        size = len(prompt) - len(prompt) % 16
+        size = len(prompt) - len(prompt) % BLOCK
         while size and tuple(prompt[:size]) not in self._cached:
-            size -= 16
-        self._cached.update(tuple(prompt[:end]) for end in range(16, len(prompt) + 1, 16))
+            size -= BLOCK
+        self._cached.update(tuple(prompt[:end]) for end in range(BLOCK, len(prompt) + 1, BLOCK))
+        self.feed.stored(prompt, size // BLOCK)
         return min(size, len(prompt) - 1)

@@ -1,5 +1,10 @@
 """The fleet's own code under seeded faults in virtual time; `make simulate-faults` runs any number."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from simulated.planted import PLANTED
@@ -32,3 +37,13 @@ def test_a_planted_bug_is_found(bug: str) -> None:
     with PLANTED[bug]():
         found = next((seed for seed in range(_FIND_WITHIN) if simulate(seed).violations), None)
     assert found is not None, f"{_FIND_WITHIN} seeds didn't find {bug}"
+
+
+def test_a_seed_gives_the_same_bytes_in_another_process() -> None:
+    program = "from simulated.world import simulate; print(simulate(7).digest)"
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": f"{root / 'src'}:{root / 'tests'}", "PYTHONHASHSEED": "17"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.strip() == simulate(7).digest

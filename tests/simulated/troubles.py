@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from simulated.programs import ReplicaProgram
     from simulated.world import World
 
-KINDS = ("kill", "exit", "freeze", "slow", "cut", "storm", "unready", "renew")
+KINDS = ("kill", "exit", "freeze", "slow", "cut", "storm", "unready", "renew", "reload")
+ROUTERS = ("default", "default", "default", "kv", "round_robin", "cache_aware", "session", "power_of_two")
 _MAX_RENEWALS = 2
 """Per run: each starts every replica again, one after the other, which takes its time."""
 
@@ -33,6 +34,12 @@ class Plan:
     """Between gateway and replicas."""
     failed_start: float
     stall_rate: float
+    attached: bool
+    """The replicas run elsewhere; otherwise the supervisor starts them."""
+    kv_events: bool
+    policy: str
+    stops: bool
+    """The fleet is stopped under load and faults, instead of having to recover."""
 
     @classmethod
     def draw(cls, draws: random.Random) -> "Plan":
@@ -54,6 +61,10 @@ class Plan:
             ),
             failed_start=sometimes(0.5),
             stall_rate=sometimes(0.0005),
+            attached=draws.random() < 0.25,
+            kv_events=draws.random() < 0.4,
+            policy=draws.choice(ROUTERS),
+            stops=draws.random() < 0.2,
         )
 
 
@@ -74,6 +85,7 @@ class Troubles:
     def _equip(self, program: "ReplicaProgram") -> None:
         plan, world = self._world.plan, self._world
         program.replica.fault_rate = plan.fault_rate
+        program.replica.feed.loss = 10 * plan.fault_rate
         world.network.weather[program.port] = plan.weather
 
     @property
@@ -103,9 +115,9 @@ class Troubles:
             program.exit(-signal.SIGKILL)
         elif kind == "exit":
             program.exit(1)
-        elif kind == "renew":
-            if world.run.faults[kind] <= _MAX_RENEWALS:
-                world.service.renew()
+        elif kind in ("renew", "reload"):
+            if world.run.faults[kind] <= _MAX_RENEWALS and not world.ended:
+                getattr(world.service, kind)()
         else:
             self._ends.append(asyncio.ensure_future(self._episode(kind, program, draws.uniform(0.2, 10.0))))
 
@@ -136,4 +148,4 @@ class Troubles:
         self._world.loop.stall_rate = 0.0
         self._world.network.heal()
         for program in self._world.programs:
-            program.replica.fault_rate = 0.0
+            program.replica.fault_rate = program.replica.feed.loss = 0.0

@@ -7,8 +7,6 @@ from simulated.client import Call, Received
 from simulated.model import answer_to, prompt_of, text_of
 
 _TYPED = frozenset({429, 502, 503, 504})
-GOOD = ("ok", "error event", "left", "cut")
-"""Verdicts that may be, besides `typed error N`; `cut`: by its own client's connection."""
 
 
 class Violation(Exception):
@@ -32,7 +30,7 @@ def judge(call: Call, received: Received, seed: Any, *, closing: bool) -> str:
         if call.faulty:
             return "cut"
         if closing and not received.status:
-            return "typed error closed"
+            return "closed"
         raise Violation(f"the connection ended without a whole answer: {received.lost}")
     if received.status != 200:
         return _error(received)

@@ -19,27 +19,24 @@ from unittest import mock
 import uvicorn.server
 
 from shoal.fleet import managed, supervisor
-from shoal.fleet.config import FleetConfig, Pool, SupervisorConfig
-from shoal.fleet.gateway import GatewayConfig
+from shoal.fleet.config import FleetConfig
 from shoal.fleet.service import FleetService
-from shoal.policy.admission import AdmissionConfig
-from shoal.policy.breaker import BreakerConfig
-from shoal.policy.health import HealthConfig
 from simulated.client import Call, draw_call, send
 from simulated.invariants import check_books, check_nothing_left, is_whole, open_breakers
 from simulated.journal_of_run import Journal
+from simulated.kv_feed import Feed
 from simulated.network import Network
 from simulated.processes import ProcessTable
-from simulated.programs import ReplicaProgram, SimulatedDialect
-from simulated.replica import MODEL
-from simulated.troubles import Plan, Troubles
+from simulated.programs import AttachedProgram, ReplicaProgram, SimulatedDialect
+from simulated.settings import FIRST_ATTACHED_PORT, MAX_INFLIGHT, fleet_config
+from simulated.troubles import ROUTERS, Plan, Troubles
 from simulated.verdicts import Violation, judge
 from simulated.virtual_loop import VirtualLoop
 
 RECOVERY_SECONDS = 60.0
 """After the last fault the fleet must be whole again within this."""
-MAX_INFLIGHT = 4
 _CLIENTS = 5
+MAX_REPLICAS = 4
 
 
 @dataclass
@@ -79,35 +76,6 @@ class _Log(logging.Handler):
             self._world.violate(f"logged: {text}: {record.exc_info[1]!r}")
 
 
-def _config(replicas: int) -> FleetConfig:
-    return FleetConfig(
-        pools=(Pool(name="sim", model=MODEL, replicas=replicas, max_inflight=MAX_INFLIGHT),),
-        health=HealthConfig(check_seconds=0.5, check_timeout=1.5, failures=2, hang_seconds=4.0),
-        breaker=BreakerConfig(open_seconds=0.5, open_seconds_max=4.0),
-        admission=AdmissionConfig(max_wait=20.0, max_queue=12),
-        gateway=GatewayConfig(
-            first_byte_seconds=10.0,
-            answer_seconds=20.0,
-            stall_seconds=3.0,
-            heartbeat_seconds=1.0,
-            reader_seconds=8.0,
-            body_seconds=10.0,
-            retry_share=1.0,
-        ),
-        supervisor=SupervisorConfig(
-            start_seconds=12.0,
-            stop_seconds=2.0,
-            drain_seconds=5.0,
-            backoff_seconds=0.2,
-            backoff_seconds_max=3.0,
-            crash_limit=1000,
-            stable_seconds=2.0,
-            unhealthy_seconds=4.0,
-            log_dir=os.devnull,
-        ),
-    )
-
-
 class World:
     """Made for one run, in its loop."""
 
@@ -126,7 +94,8 @@ class World:
         self._calls = 0
         self._calm = asyncio.Event()
         self.troubles = Troubles(self)
-        self.closing = False
+        self.closing = self.ended = self.over = False
+        self._feeds: dict[int, Feed] = {}
         self.port = 0
         self._load_tasks: list[asyncio.Task[None]] = []
 
@@ -138,6 +107,24 @@ class World:
         program = ReplicaProgram(self, name=argv[-2], port=int(argv[-1]))
         self.programs.append(program)
         return program
+
+    def feed(self, port: int) -> Feed:
+        if port not in self._feeds:
+            self._feeds[port] = Feed(random.Random(f"{self.run.seed}/feed {port}"))
+        return self._feeds[port]
+
+    def attach(self, name: str, port: int) -> None:
+        """Start a replica that isn't the supervisor's."""
+        program = AttachedProgram(self, name=name, port=port)
+        self.programs.append(program)
+        program.begin()
+
+    def _reread(self) -> FleetConfig:
+        """What a reload finds: another size, or another router."""
+        draws, old = self.draws, self.service.config
+        replicas = draws.randint(1, MAX_REPLICAS) if draws.random() < 0.7 else old.pools[0].count
+        policy = draws.choice(ROUTERS) if draws.random() < 0.5 else old.router.policy
+        return fleet_config(self.plan, replicas=replicas, policy=policy)
 
     # Load.
 
@@ -168,7 +155,11 @@ class World:
     async def live(self) -> None:
         sock = self.network.create_server(("127.0.0.1", 0))
         self.port = sock.port
-        self.service = FleetService(_config(self.plan.replicas), cores=1, clock=self.loop.time)
+        if self.plan.attached:
+            for place in range(MAX_REPLICAS):
+                self.attach(f"sim-{place}", FIRST_ATTACHED_PORT + place)
+        config = fleet_config(self.plan, replicas=self.plan.replicas, policy=self.plan.policy)
+        self.service = FleetService(config, cores=1, read_config=self._reread, clock=self.loop.time)
         ready = asyncio.Event()
 
         async def on_ready(service: FleetService) -> None:
@@ -178,7 +169,10 @@ class World:
         try:
             async with asyncio.timeout(60):
                 await ready.wait()
-            await self._load()
+            if self.plan.stops:
+                await self._stop_under_load(running)
+            else:
+                await self._load()
             check_books(self)
         except Violation as violation:
             self.violate(str(violation))
@@ -186,6 +180,7 @@ class World:
             self.closing = True
             self.service.stop()
             await self._ended(running)
+        self.over = True
         for task in self._load_tasks:
             task.cancel()
         await asyncio.gather(*self._load_tasks, return_exceptions=True)
@@ -200,6 +195,21 @@ class World:
                 await running
         except TimeoutError:
             self.violate("the fleet didn't end within 60 s")
+        self.ended = True
+
+    async def _stop_under_load(self, running: "asyncio.Future[None]") -> None:
+        load = self._load_tasks = [asyncio.ensure_future(self._client(number)) for number in range(_CLIENTS)]
+        troubles = asyncio.ensure_future(self.troubles.run())
+        await asyncio.sleep(self.plan.seconds * self.draws.random())
+        self.journal.note("world", "the fleet is stopped")
+        self.closing = True
+        self.service.stop()
+        if self.draws.random() < 0.3:
+            await asyncio.sleep(self.draws.uniform(0.0, 4.0))
+            self.service.stop()
+        await self._ended(running)
+        self._calm.set()
+        await asyncio.gather(*load, troubles)
 
     async def _load(self) -> None:
         load = self._load_tasks = [asyncio.ensure_future(self._client(number)) for number in range(_CLIENTS)]
@@ -217,7 +227,7 @@ class World:
         draws = random.Random(f"{self.run.seed}/probe")
         started = self.loop.time()
         while True:
-            count = MAX_INFLIGHT * self.plan.replicas
+            count = MAX_INFLIGHT * self.service.config.pools[0].count
             calls = [draw_call(draws, self._number(), faulty=0.0) for _ in range(count)]
             verdicts = await asyncio.gather(*(self.call(call) for call in calls))
             if set(verdicts) != {"ok"}:
@@ -257,10 +267,11 @@ class _ServerState:
 @contextlib.contextmanager
 def _patched(world: World) -> Iterator[None]:
     """What the fleet takes from the machine is the world's."""
-    dialects = {**supervisor.DIALECTS, "shoal": SimulatedDialect()}
+    dialects = {**supervisor.DIALECTS, "shoal": SimulatedDialect(world)}
     with (
         mock.patch.object(supervisor, "DIALECTS", dialects),
         mock.patch.object(managed, "socket", SimpleNamespace(create_server=world.network.create_server)),
+        mock.patch.object(managed, "free_port_pair", world.network.free_ports),
         mock.patch.object(os, "killpg", world.processes.killpg),
         mock.patch.object(uvicorn.server, "time", SimpleNamespace(time=lambda: 1e9 + world.loop.time())),
         mock.patch.object(uvicorn.server, "ServerState", _ServerState),
@@ -274,7 +285,8 @@ def _logged(world: World) -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in ("shoal", "shoal.fleet", "uvicorn.error", "asyncio")]
     before = [(one.level, one.propagate, one.handlers) for one in loggers]
     for one in loggers:
-        one.setLevel(logging.INFO)
+        # Uvicorn tells its process id, which is another in each run.
+        one.setLevel(logging.INFO if one.name.startswith("shoal") else logging.WARNING)
         one.propagate, one.handlers = False, [handler]
     try:
         yield

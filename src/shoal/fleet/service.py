@@ -71,8 +71,8 @@ class FleetService:
         self.sharing = Sharing(self.registry)
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
-        self._tasks: set[asyncio.Task[object]] = set()
-        self._retired: set[Gateway] = set()
+        self._tasks: dict[asyncio.Future[object], None] = {}
+        self._retired: dict[Gateway, None] = {}
         """Gateways of earlier configurations that still have requests."""
 
     def stop(self) -> None:
@@ -112,6 +112,7 @@ class FleetService:
         self.current.app = self._equip(self, gateway)
         self._background(self.sharing.attach(gateway, config.shared))
         if old is not None:
+            self._retired[old] = None
             self._background(self._retire(old))
         if router is None and (index := gateway.router.event_index) is not None:
             if self._followers is not None:
@@ -120,14 +121,13 @@ class FleetService:
             self._followers.start()
 
     async def _retire(self, gateway: Gateway) -> None:
-        self._retired.add(gateway)
         await gateway.drain(_FOREVER)
-        self._retired.discard(gateway)
+        self._retired.pop(gateway, None)
 
     def _background(self, work: "Awaitable[object]") -> None:
         task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
     def _watch_health(self, config: FleetConfig) -> None:
         if self._monitor is not None:
@@ -175,6 +175,9 @@ class FleetService:
             config = await asyncio.to_thread(self._read_config)
         except SpecError as error:
             log.error("the configuration stays as it is: %s", error)
+            return
+        if self._stop.is_set():
+            # A gateway that begins now would be drained by nobody.
             return
         if config.listen != self.config.listen:
             log.warning("listen: a change needs a restart of the fleet")
