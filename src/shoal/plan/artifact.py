@@ -38,6 +38,19 @@ class Quality(msgspec.Struct, frozen=True):
     ttft_width: float
 
 
+class StepFactors(msgspec.Struct, frozen=True):
+    """Step times that `shoal simulate fit` found, as multiples of the planner's (`sim.fit.PARAMETERS`)."""
+
+    engine: str
+    machine: str
+    model: str
+    """Of which runs were fitted; others on the machine share the factors, with a wider interval."""
+    factors: tuple[float, ...]
+    spread: float
+    """Upper end of the 90 % interval of a step over its mean."""
+    runs: tuple[str, ...]
+
+
 class Artifact(msgspec.Struct, frozen=True):
     """Everything that a fit found. Logarithms of constants, trees, intervals, and how well it did."""
 
@@ -65,6 +78,8 @@ class Artifact(msgspec.Struct, frozen=True):
     likewise."""
     own: tuple[OwnFit, ...] = ()
     """What a user's own measurements say of machines; none as shipped."""
+    steps: tuple[StepFactors, ...] = ()
+    """What a user's own runs say of step times, for simulations; none as shipped."""
 
 
 def ensemble(tables: tuple[TreeTable, ...]) -> Ensemble:

@@ -8,16 +8,17 @@ serves other models on it, and few runs don't carry them far away.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal.policy.batching import SchedulerConfig
 from shoal.policy.outcomes import Outcome
+from shoal.sim.factors import PARAMETERS, front_of, start_of, step_of
 from shoal.sim.fleet import ReplicaSpec, SimulatedFleet
 from shoal.sim.measured import MeasuredLog
-from shoal.sim.timing import RooflineSeconds, StepSeconds, StepWork
+from shoal.sim.timing import FittedSeconds, RooflineSeconds, StepSeconds
 from shoal.sim.world import simulate
 from shoal.specs.errors import SpecError
 from shoal.workload.load import Load
@@ -25,9 +26,6 @@ from shoal.workload.run import RunOptions
 
 Floats = npt.NDArray[np.float64]
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
-PARAMETERS = ("step", "weights", "token", "sequence", "cached_token", "pair", "front")
-_FRONT = 5e-3
-"""Seconds between a request's arrival and its reaching the scheduler, before anything was fitted."""
 _PULL = 0.02
 """Weight of a parameter's distance from what the planner says, in the logarithm."""
 _DIFFERENCE = 4e-3
@@ -90,15 +88,14 @@ class StepFit:
     """Root mean square of what is left, in the logarithm of latencies."""
     simulations: int
 
-    def step(self, prior: StepSeconds) -> RooflineSeconds:
-        """Step times of a model of which the planner says `prior`."""
-        values = np.exp(_start(prior)) * np.asarray(self.factors)
-        return RooflineSeconds(*values[:6].tolist())
+    def step(self, prior: StepSeconds) -> FittedSeconds:
+        """Step times of the model that was fitted; `prior`: what the planner says of them."""
+        return FittedSeconds(step_of(prior, self.factors), self.spread)
 
     @property
     def front(self) -> float:
         """Seconds between a request's arrival and its reaching the scheduler."""
-        return _FRONT * self.factors[6]
+        return front_of(self.factors)
 
 
 def target_of(log: MeasuredLog, scheduler: SchedulerConfig, prior: StepSeconds) -> Target:
@@ -136,7 +133,7 @@ def fit_steps(targets: Sequence[Target], on_trial: Callable[[int, float], None] 
         from scipy.optimize import least_squares
     except ImportError:
         raise SpecError("fit", targets[0].name, "scipy installed: pip install 'shoal[fit]'") from None
-    starts = [_start(target.prior) for target in targets]
+    starts = [start_of(target.prior) for target in targets]
     trials = 0
 
     def residuals(shift: Floats) -> Floats:
@@ -168,31 +165,3 @@ def _missed(target: Target, logarithms: Floats) -> Floats:
     weights = np.asarray([aim.weight for aim in target.aims])
     missed: Floats = np.where(np.isfinite(found), np.log(np.maximum(found, 1e-9) / wanted), _FAILED) * weights
     return np.clip(missed, -_FAILED, _FAILED)
-
-
-def _start(prior: StepSeconds) -> Floats:
-    """Logarithms of parameters that agree with the planner's step times where these are simple."""
-
-    def seconds(**work: int) -> float:
-        return prior.seconds(StepWork(**work))
-
-    one, several = seconds(decode=1, context=1), seconds(decode=64, context=64)
-    prompt = seconds(chunks=1, tokens=2048, pairs=1)
-    cached = (seconds(decode=64, context=128_000) - seconds(decode=64, context=64_000)) / 64_000
-    pair = (seconds(chunks=1, tokens=2048, cached=2048 * 4000, pairs=1) - prompt) / (2048 * 4000)
-    sequence = 0.3 * (several - one) / 64
-    parameters = (0.2 * one, 0.8 * one, prompt / 2048, sequence, cached, pair, _FRONT)
-    return np.log(np.maximum(parameters, (1e-6, 1e-6, 1e-8, 1e-6, 1e-10, 1e-13, 1e-6)))
-
-
-def scaled(step: RooflineSeconds, factor: float) -> RooflineSeconds:
-    """All steps `factor` times as long."""
-    return replace(
-        step,
-        step=step.step * factor,
-        weights=step.weights * factor,
-        token=step.token * factor,
-        sequence=step.sequence * factor,
-        cached_token=step.cached_token * factor,
-        pair=step.pair * factor,
-    )

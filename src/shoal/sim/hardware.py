@@ -14,7 +14,8 @@ from shoal.plan.step_time import PrefillTotals, RooflineStepTime
 from shoal.plan.work import model_work
 from shoal.policy.batching import SchedulerConfig
 from shoal.sim.engines import behavior_of
-from shoal.sim.timing import StepWork
+from shoal.sim.factors import front_of, step_of, widened
+from shoal.sim.timing import FittedSeconds, StepWork
 from shoal.specs.catalog import Catalog
 from shoal.specs.errors import SpecError
 from shoal.specs.hardware import Accelerator
@@ -83,7 +84,11 @@ class PlannedReplica:
 
     candidate: Candidate
     scheduler: SchedulerConfig
-    step: PlannedSeconds
+    step: PlannedSeconds | FittedSeconds
+    prior: PlannedSeconds
+    """The planner's step times, whatever was fitted."""
+    front: float
+    """Seconds between a request's arrival and its reaching the scheduler."""
     kv_token_bytes: float
     engine: str
 
@@ -114,13 +119,25 @@ def planned_replica(machine: Machine, catalog: Catalog, constants: Artifact | No
         raise SpecError("layout", (machine.layout or found.layout or Layout()).label(), accepted)
     if found.layout.pp > 1:
         raise SpecError("layout", found.layout.label(), "no pipeline stages: steps that overlap are not simulated")
-    return PlannedReplica(
-        found,
-        _scheduler(machine, found),
-        PlannedSeconds(_roofline(machine, found, constants)),
-        kv_bytes_per_token(machine.model, found.kv_dtype),
-        machine.behaves_as or found.engine.engine,
-    )
+    prior = PlannedSeconds(_roofline(machine, found, constants))
+    step, front = _step_and_front(machine, found, prior, constants)
+    tokens = kv_bytes_per_token(machine.model, found.kv_dtype)
+    engine = machine.behaves_as or found.engine.engine
+    return PlannedReplica(found, _scheduler(machine, found), step, prior, front, tokens, engine)
+
+
+def _step_and_front(
+    machine: Machine, found: Candidate, prior: PlannedSeconds, constants: Artifact | None
+) -> tuple[PlannedSeconds | FittedSeconds, float]:
+    """What a user's own runs say, where there are any of this engine on this machine; else the planner's."""
+    place = found.engine.engine, found.accelerator.name
+    known = [s for s in constants.steps if (s.engine, s.machine) == place] if constants is not None else []
+    if not known:
+        return prior, float(prior.roofline.constants.request)
+    same = next((s for s in known if s.model == machine.model.name), None)
+    fit = same or known[0]
+    spread = fit.spread if same is not None else widened(fit.spread)
+    return FittedSeconds(step_of(prior, fit.factors), spread), front_of(fit.factors)
 
 
 def _candidate(machine: Machine, layout: Layout, catalog: Catalog) -> Candidate | Miss:

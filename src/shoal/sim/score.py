@@ -1,23 +1,18 @@
 """How well a simulation reproduces a measured run: signed errors of its figures, and whether intervals hold."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal.policy.batching import SchedulerConfig
-from shoal.sim.fit import Answered, StepFit, replay, scaled
-from shoal.sim.hardware import PlannedSeconds
+from shoal.sim.fit import Answered, replay
 from shoal.sim.measured import MeasuredLog
-from shoal.sim.timing import StepSeconds
+from shoal.sim.timing import UncertainSeconds
 
 Floats = npt.NDArray[np.float64]
 GRID = (*(q / 100 for q in range(5, 100, 5)), 0.99)
 """Quantiles whose intervals are looked at."""
-_OTHER_MODEL = 0.25
-"""Logarithm by which a fit to one model may miss another on the same device: 0.17 was seen, from 8B on one RTX PRO
-6000 to 32B on two."""
 _TAIL = 1.645
 """Standard deviations on each side of a normal distribution that hold 90 %."""
 
@@ -48,34 +43,10 @@ class Score:
     e2e: Errors
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """Step times to replay a log with."""
-
-    middle: StepSeconds
-    quick: StepSeconds
-    slow: StepSeconds
-    spread: float
-    front: float
-
-
-def planned_steps(prior: PlannedSeconds, front: float) -> Steps:
-    """The planner's, with their interval."""
-    spread = prior.spread
-    return Steps(prior, prior.scaled(1 / spread), prior.scaled(spread), spread, front)
-
-
-def fitted_steps(prior: PlannedSeconds, fit: StepFit, *, same_model: bool = True) -> Steps:
-    """Fitted ones, with the interval that the fit leaves; wider for a model that it has not seen."""
-    step = fit.step(prior)
-    spread = fit.spread if same_model else math.exp(math.hypot(math.log(fit.spread), _OTHER_MODEL))
-    return Steps(step, scaled(step, 1 / spread), scaled(step, spread), spread, fit.front)
-
-
-def score(log: MeasuredLog, scheduler: SchedulerConfig, steps: Steps) -> Score:
-    """Replay a log and compare."""
-    load = log.load()
-    middle, quick, slow = (replay(load, scheduler, s, steps.front) for s in (steps.middle, steps.quick, steps.slow))
+def score(log: MeasuredLog, scheduler: SchedulerConfig, step: UncertainSeconds, front: float) -> Score:
+    """Replay a log and compare; `front`: seconds between a request's arrival and its reaching the scheduler."""
+    load, factors = log.load(), (1.0, 1 / step.spread, step.spread)
+    middle, quick, slow = (replay(load, scheduler, step.scaled(factor), front) for factor in factors)
 
     def errors(kind: str, measured: Floats) -> Errors:
         found: Floats = getattr(middle, kind)
@@ -88,7 +59,7 @@ def score(log: MeasuredLog, scheduler: SchedulerConfig, steps: Steps) -> Score:
         log.name,
         len(log.arrivals),
         middle.unanswered,
-        steps.spread,
+        step.spread,
         errors("ttft", log.ttft),
         errors("tpot", log.tpot),
         errors("e2e", log.e2e),

@@ -99,6 +99,36 @@ class RooflineSeconds:
         )
 
 
+class UncertainSeconds(StepSeconds, Protocol):
+    """A model of step times that knows how far off it may be."""
+
+    @property
+    def spread(self) -> float:
+        """Upper end of the 90 % interval of a step over its mean, and its mean over the lower end."""
+        ...
+
+    def scaled(self, factor: float) -> "UncertainSeconds":
+        """All steps `factor` times as long."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FittedSeconds:
+    """Step times fitted to measured runs."""
+
+    step: RooflineSeconds
+    spread: float
+    factor: float = 1.0
+
+    def seconds(self, work: StepWork) -> float:
+        """See `StepSeconds`."""
+        return self.step.seconds(work) * self.factor
+
+    def scaled(self, factor: float) -> "FittedSeconds":
+        """See `UncertainSeconds`."""
+        return FittedSeconds(self.step, self.spread, self.factor * factor)
+
+
 def bucket(context: int) -> tuple[int, int]:
     """Return the first number of cached tokens of a bucket, and how many it spans."""
     width = max(_LEAST_WIDTH, 1 << max(0, context.bit_length() - 7))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from shoal.sim.figures import Figures, widened
 from shoal.sim.fleet import SimulatedFleet
 from shoal.sim.hardware import PlannedSeconds
+from shoal.sim.timing import FittedSeconds
 from shoal.workload.load import Load
 
 PILOT_SESSIONS = 1000
@@ -30,7 +31,7 @@ def pilot(load: Load) -> Pilot:
 
 def spread_of(fleet: SimulatedFleet) -> float | None:
     """The widest interval of a step's time among the replicas, upper end over mean; None: it is not known."""
-    spreads = [spec.step.spread for spec in fleet.replicas if isinstance(spec.step, PlannedSeconds)]
+    spreads = [spec.step.spread for spec in fleet.replicas if isinstance(spec.step, PlannedSeconds | FittedSeconds)]
     return max(spreads, default=None)
 
 
@@ -38,7 +39,7 @@ def hurried(fleet: SimulatedFleet, end: int) -> SimulatedFleet:
     """The fleet with all steps at one end of their interval: -1 the quickest, 1 the slowest."""
     specs = tuple(
         replace(spec, step=spec.step.scaled(spec.step.spread**end))
-        if isinstance(spec.step, PlannedSeconds)
+        if isinstance(spec.step, PlannedSeconds | FittedSeconds)
         else spec
         for spec in fleet.replicas
     )

@@ -100,6 +100,7 @@ def replicas_of(planned: PlannedReplica, count: int, options: Replicas, prefix: 
         name="",
         scheduler=planned.scheduler,
         step=planned.step,
+        front=planned.front,
         kv_token_bytes=planned.kv_token_bytes,
         max_inflight=options.max_inflight or 256,
     )
