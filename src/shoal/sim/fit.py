@@ -28,7 +28,8 @@ Floats = npt.NDArray[np.float64]
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 _PULL = 0.02
 """Weight of a parameter's distance from what the planner says, in the logarithm."""
-_DIFFERENCE = 4e-3
+_DIFFERENCE = 0.06
+"""Change of a parameter, in the logarithm, by which slopes are taken: above what one step more or less makes."""
 _ROUNDS = 14
 _FAILED = 10.0
 """What a run in which nobody was answered counts as, in the logarithm."""
@@ -144,9 +145,13 @@ def fit_steps(targets: Sequence[Target], on_trial: Callable[[int, float], None] 
             on_trial(trials, float(np.sqrt(np.mean(np.concatenate(parts) ** 2))))
         return np.concatenate([*parts, _PULL * shift])
 
-    found = least_squares(
-        residuals, np.zeros(len(PARAMETERS)), diff_step=_DIFFERENCE, max_nfev=_ROUNDS, x_scale=1.0, bounds=(-4, 4)
-    )
+    def slopes(shift: Floats) -> Floats:
+        # By one step for all: steps relative to a shift of 0 would be lost in rounding.
+        here = residuals(shift)
+        moved = [residuals(shift + _DIFFERENCE * row) for row in np.eye(len(shift))]
+        return np.stack([(there - here) / _DIFFERENCE for there in moved], axis=1)
+
+    found = least_squares(residuals, np.zeros(len(PARAMETERS)), jac=slopes, max_nfev=_ROUNDS, bounds=(-4, 4))
     left = np.concatenate([_missed(t, s + found.x) for t, s in zip(targets, starts, strict=True)])
     residual = float(np.sqrt(np.mean(left**2)))
     # 1.645 standard deviations hold 90 % of a normal distribution.

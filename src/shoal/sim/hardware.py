@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from shoal.plan.artifact import Artifact
 from shoal.plan.candidates import Candidate, gate
 from shoal.plan.deployment import Deployment, Pool
@@ -91,6 +93,12 @@ class PlannedReplica:
     """Seconds between a request's arrival and its reaching the scheduler."""
     kv_token_bytes: float
     engine: str
+    deployment: Deployment
+    """It as the planner's estimator asks for it."""
+
+    @property
+    def model_name(self) -> str:
+        return self.deployment.model.name
 
     @property
     def description(self) -> str:
@@ -119,22 +127,26 @@ def planned_replica(machine: Machine, catalog: Catalog, constants: Artifact | No
         raise SpecError("layout", (machine.layout or found.layout or Layout()).label(), accepted)
     if found.layout.pp > 1:
         raise SpecError("layout", found.layout.label(), "no pipeline stages: steps that overlap are not simulated")
-    prior = PlannedSeconds(_roofline(machine, found, constants))
-    step, front = _step_and_front(machine, found, prior, constants)
+    deployment = _deployment(machine, found)
+    # Factors were fitted to what is said of everybody's machine, without a user's own measurements.
+    common = None if constants is None else msgspec.structs.replace(constants, own=())
+    prior = PlannedSeconds(ServingEstimator(common).step_time(deployment))
+    own = PlannedSeconds(ServingEstimator(constants).step_time(deployment))
+    step, front = _step_and_front(found, deployment.model.name, prior, own, constants)
     tokens = kv_bytes_per_token(machine.model, found.kv_dtype)
     engine = machine.behaves_as or found.engine.engine
-    return PlannedReplica(found, _scheduler(machine, found), step, prior, front, tokens, engine)
+    return PlannedReplica(found, _scheduler(machine, found), step, prior, front, tokens, engine, deployment)
 
 
 def _step_and_front(
-    machine: Machine, found: Candidate, prior: PlannedSeconds, constants: Artifact | None
+    found: Candidate, model: str, prior: PlannedSeconds, own: PlannedSeconds, constants: Artifact | None
 ) -> tuple[PlannedSeconds | FittedSeconds, float]:
     """What a user's own runs say, where there are any of this engine on this machine; else the planner's."""
     place = found.engine.engine, found.accelerator.name
     known = [s for s in constants.steps if (s.engine, s.machine) == place] if constants is not None else []
     if not known:
-        return prior, float(prior.roofline.constants.request)
-    same = next((s for s in known if s.model == machine.model.name), None)
+        return own, float(own.roofline.constants.request)
+    same = next((s for s in known if s.model == model), None)
     fit = same or known[0]
     spread = fit.spread if same is not None else widened(fit.spread)
     return FittedSeconds(step_of(prior, fit.factors), spread), front_of(fit.factors)
@@ -204,8 +216,8 @@ def _kv_tokens(machine: Machine, found: Candidate) -> float:
     return worst.kv_room / max(worst.curve.bytes(length) / length, 1e-9)
 
 
-def _roofline(machine: Machine, found: Candidate, constants: Artifact | None) -> RooflineStepTime:
-    deployment = Deployment(
+def _deployment(machine: Machine, found: Candidate) -> Deployment:
+    return Deployment(
         model_work(machine.model),
         found.accelerator,
         found.weights.precision,
@@ -215,4 +227,3 @@ def _roofline(machine: Machine, found: Candidate, constants: Artifact | None) ->
         output_tokens=1.0,
         concurrency=1.0,
     )
-    return ServingEstimator(constants).step_time(deployment)

@@ -21,6 +21,7 @@ from shoal.cli.bench_options import (
     reproduction,
     workload_of,
 )
+from shoal.cli.simulate import fitting
 from shoal.cli.simulate.fleets import fleet_of, trace_block
 from shoal.cli.simulate.machines import Made
 from shoal.cli.simulate.options import Replicas, Seeds, Virtual
@@ -57,10 +58,14 @@ app = typer.Typer(
 )
 
 
+app.command("fit")(fitting.fit)
+app.command("score")(fitting.score)
+
+
 @app.command(
     _DEFAULT,
-    epilog="Further commands: shoal simulate compare A B, two fleets over seeds; shoal simulate sweep, the highest "
-    "rate within objectives.",
+    epilog="Further commands: shoal simulate compare A B, two fleets over seeds; sweep, the highest rate within "
+    "objectives; fit RUNS, step times from measured runs; score RUN, how well a replay of it agrees.",
 )
 @grouped
 def run(

@@ -100,7 +100,7 @@ class Owned:
 _COUNTED = re.compile(
     r"(?:(?P<nodes>\d+)\s*[x×*]\s*)?(?P<count>\d[\d,]*)\s*(?:[x×*]\s*|\s+)(?P<name>[a-z].*|\d{4}.*)", re.I
 )
-_SUFFIXED = re.compile(r"(?P<name>[a-z].*?)\s*(?::|\s[x×*]\s*|[x×*](?=\d+$))\s*(?P<count>\d+)", re.I)
+_SUFFIXED = re.compile(r"(?P<name>[a-z].*?)\s*(?::|\s[x×*]\s*|(?<!rt)[x×*](?=\d+$))\s*(?P<count>\d+)", re.I)
 
 
 def parse_owned(text: str, field: str = "gpu") -> Owned:
