@@ -63,7 +63,7 @@ class Study:
         options = SimulationOptions(
             seed=seed,
             horizon=self.virtual.horizon,
-            sample=_period(load, run, self.virtual.points),
+            sample=_period(load, run, min(self.virtual.points, max(2, _SAMPLES // len(fleet.replicas)))),
             faults=faults_of(self.virtual.fault),
         )
         self.ticker.begin(title, None if run.concurrency is not None and run.requests is None else load.requests)
@@ -132,6 +132,8 @@ class Study:
         return Report(title, moment, command, tuple(facts), tuple(sections), meanings, self.partial)
 
 
+_SAMPLES = 40_000
+"""Looks at replicas at most, all of them together."""
 _RESAMPLES = 300
 """Of the bootstrap: the ends of an interval are then good to a tenth of its width."""
 

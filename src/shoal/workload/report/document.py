@@ -138,9 +138,20 @@ def count_table(s: Summary) -> Table:
         if s.missed:
             rows.append(("missed", ", ".join(f"{m.requests} by {m.objective}" for m in s.missed)))
     if s.replicas:
-        rows.append(("replicas", ", ".join(f"{t.name}: {t.count}" for t in s.replicas)))
+        rows.append(("replicas", _replicas(s)))
     rows += [("failure", f"{t.count} x {t.name}") for t in s.errors]
     return Table(("", ""), tuple(rows))
+
+
+_NAMED = 16
+"""Replicas whose requests are told one by one."""
+
+
+def _replicas(s: Summary) -> str:
+    if len(s.replicas) <= _NAMED:
+        return ", ".join(f"{t.name}: {t.count}" for t in s.replicas)
+    counts = [t.count for t in s.replicas]
+    return f"{len(counts):,} had requests: {min(counts):,} to {max(counts):,} each"
 
 
 def _percent(e: Estimate) -> tuple[float | None, float | None]:
