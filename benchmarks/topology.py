@@ -6,7 +6,7 @@ Ranks of one replica of SmolLM2-135M, one thread each, lie on two hosts, which a
 lies a link of a set bandwidth (tbf) and delay (a relay of packets in user space). The first link of all is shared
 memory on one host. All layouts of a link take turns; tokens/s are those of steps that only decode.
 
-The prediction (plan/crossing.py) knows the time of a step on one rank, by rows, that of a model equally deep and
+The prediction (crossing.py) knows the time of a step on one rank, by rows, that of a model equally deep and
 almost without width, and each link as the collectives see it: it has seen no layout's own time. One measurement of
 the step is made beside each link, because a shared machine drifts.
 """
@@ -24,10 +24,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from crossing import Decoding, MeasuredLink, MeasuredStep, Site, decoding
 from machine import append, describe
 from peers.engines import free_port
 from shoal.engine.parallel.shm_layout import SegmentLayout, anonymous_segment
-from shoal.plan.crossing import Decoding, MeasuredLink, MeasuredStep, Site, decoding
 from shoal.specs import load_model_spec
 from shoal.specs.layout import Layout
 from shoal.specs.model import ModelSpec

@@ -10,7 +10,7 @@
 // Two slots are enough: a rank publishes round k only after everyone has published round k-1, and nobody does that
 // before having read everything of round k-2.
 //
-// parallel/shm_layout.py computes the same layout, parallel/shm_fallback.py does the same in Python.
+// parallel/shm_layout.py computes its size.
 
 #include <atomic>
 #include <cerrno>

@@ -1,14 +1,18 @@
 """Which axis wins over a link follows from the link, and the figures can be worked out by hand."""
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from shoal.plan.crossing import MeasuredLink, MeasuredStep, Site, best, decoding
 from shoal.specs.catalog.models import catalog_model
 from shoal.specs.errors import SpecError
 from shoal.specs.layout import Layout
 from shoal.specs.stages import layer_costs, stage_layers
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+from crossing import MeasuredLink, MeasuredStep, Site, decoding
 
 MODEL = catalog_model("smollm2-135m")
 STEP = MeasuredStep(((1, 0.060), (4, 0.080), (8, 0.110)), fixed=0.010)
@@ -70,7 +74,7 @@ def test_tensor_parallelism_stays_inside_a_host_that_holds_its_ranks() -> None:
     inside = decoding(MODEL, Layout(tp=2, pp=2), 1, STEP, Site(2, FAST, SLOW, cores=4))
     across = decoding(MODEL, Layout(tp=2, pp=2), 1, STEP, Site(1, FAST, SLOW, cores=4))
     assert inside.communication < 0.02 < 0.3 < across.communication
-    assert best([across, inside]) is inside
+    assert inside.rate > across.rate
 
 
 def test_what_it_does_not_cover_is_refused() -> None:

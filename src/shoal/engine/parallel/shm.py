@@ -5,19 +5,17 @@ model takes to compute; a store and a load through shared memory take microsecon
 ranks, so every rank holds the same bits. See csrc/collectives.cpp for the protocol.
 """
 
+import ctypes
 import functools
 import math
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from shoal.engine.parallel.group import CollectiveTimeout, CompletedWork, Work, gathered_extents
-from shoal.engine.parallel.shm_fallback import PythonTransport
 from shoal.engine.parallel.shm_layout import SegmentLayout, map_segment
 from shoal.engine.parallel.shm_native import KINDS, NativeTransport, find_library, load_library
 from shoal.engine.parallel.sums import RankSums
@@ -30,42 +28,22 @@ ranks' shares of a small layer differ."""
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What moves the bytes."""
+    """What moves the bytes; None: shared memory cannot be used here. Gloo is the other way, with the same bits."""
 
-    kind: Literal["native", "python", "none"]
-    """`none`: shared memory cannot be used here; Gloo is the other way."""
+    library: ctypes.CDLL | None
     detail: str
 
 
 @functools.cache
 def backend() -> Backend:
-    """Which implementation ranks on this host use, and why."""
+    """What ranks on this host use, and why."""
     path = find_library()
-    reason = "the package was built without a C++ compiler"
-    if path is not None:
-        try:
-            load_library(path)
-        except OSError as error:
-            reason = str(error)
-        else:
-            return Backend("native", path.name)
-    if platform.machine().lower() in ("x86_64", "amd64", "i686"):
-        return Backend("python", f"{reason}; collectives run in Python and are far slower")
-    return Backend("none", f"{reason}; in Python they would rely on x86's order of stores")
-
-
-class Transport(Protocol):
-    """Moves bytes; every method returns -1, or the index of the rank that did not come in time."""
-
-    @property
-    def waited(self) -> float: ...
-    def barrier(self) -> int: ...
-    def all_reduce(self, tensor: Tensor) -> int: ...
-    def all_gather(self, tensor: Tensor, outs: Sequence[Tensor], sizes: Sequence[int]) -> int: ...
-    def counts(self, mine: Sequence[int]) -> tuple[int, list[list[int]]]: ...
-    def all_to_all(self, tensor: Tensor, outs: Sequence[Tensor], table: Sequence[Sequence[int]]) -> int: ...
-    def send(self, tensor: Tensor, target: int) -> int: ...
-    def recv(self, tensor: Tensor, source: int) -> int: ...
+    if path is None:
+        return Backend(None, "the package was built without a C++ compiler")
+    try:
+        return Backend(load_library(path), path.name)
+    except OSError as error:
+        return Backend(None, str(error))
 
 
 def connect(
@@ -78,35 +56,25 @@ def connect(
     spin: float = SPIN_SECONDS,
     watch: memoryview | None = None,
     lock_step: bool = False,
-    kind: Literal["native", "python"] | None = None,
-) -> Transport:
+) -> NativeTransport:
     """Attach to a segment. `fd` may be closed afterwards; `watch` is the rank's word on the heartbeat board.
 
-    `kind` None: the best there is. Raises ValueError for a segment that is too small, RuntimeError where shared
-    memory cannot be used.
+    Raises ValueError for a segment that is too small, RuntimeError where shared memory cannot be used.
     """
-    chosen = kind or backend().kind
-    memory = map_segment(fd, layout.size)
-    if chosen == "native":
-        path = find_library()
-        if path is None:
-            raise RuntimeError(f"shared-memory collectives: {backend().detail}")
-        return NativeTransport(
-            load_library(path),
-            memory,
-            layout,
-            index,
-            timeout=timeout,
-            spin=spin,
-            world=world,
-            watch=watch,
-            lock_step=lock_step,
-        )
-    if chosen == "python":
-        return PythonTransport(
-            memory, layout, index, timeout=timeout, world=world, watch=watch, lock_step=lock_step
-        )
-    raise RuntimeError(f"shared-memory collectives: {backend().detail}")
+    found = backend()
+    if found.library is None:
+        raise RuntimeError(f"shared-memory collectives: {found.detail}")
+    return NativeTransport(
+        found.library,
+        map_segment(fd, layout.size),
+        layout,
+        index,
+        timeout=timeout,
+        spin=spin,
+        world=world,
+        watch=watch,
+        lock_step=lock_step,
+    )
 
 
 class ShmGroup:
@@ -120,7 +88,7 @@ class ShmGroup:
         axis: str,
         ranks: Sequence[int],
         index: int,
-        transport: Transport,
+        transport: NativeTransport,
         traffic: TrafficCounters,
         timeout: float,
     ) -> None:
@@ -128,7 +96,7 @@ class ShmGroup:
         self.ranks = tuple(ranks)
         self.size = len(self.ranks)
         self.index = index
-        self._transport: Transport | None = transport
+        self._transport: NativeTransport | None = transport
         self._traffic = traffic
         self._timeout = timeout
 
@@ -144,10 +112,8 @@ class ShmGroup:
         self._traffic.add(self.axis, "all_reduce", tensor.nbytes)
         return tensor
 
-    def row_sums(self) -> RankSums | None:
-        """For compiled code that all-reduces by itself; None where collectives aren't compiled."""
-        if not isinstance(self._live, NativeTransport):
-            return None
+    def row_sums(self) -> RankSums:
+        """For compiled code that all-reduces by itself."""
 
         def done(calls: int, size: int, missing: int) -> None:
             self._done("all_reduce", missing)
@@ -211,7 +177,7 @@ class ShmGroup:
         self._transport = None
 
     @property
-    def _live(self) -> Transport:
+    def _live(self) -> NativeTransport:
         if self._transport is None:
             raise ValueError(f"the group of {self.axis} is closed")
         return self._transport

@@ -1,6 +1,6 @@
-"""Where things lie in a group's shared memory, and memory that has no name and so cannot be left behind.
+"""How large a group's shared memory is, and memory that has no name and so cannot be left behind.
 
-The same layout is computed by csrc/collectives.cpp; a test compares the sizes.
+csrc/collectives.cpp says where things lie in it; a test compares the sizes.
 """
 
 import mmap
@@ -20,7 +20,7 @@ RING_DEPTH = 4
 
 @dataclass(frozen=True, slots=True)
 class SegmentLayout:
-    """Byte offsets in the segment of a group of `ranks`. Pages that are never used are never backed by memory."""
+    """The segment of a group of `ranks`. Pages that are never used are never backed by memory."""
 
     ranks: int
     slot_bytes: int = SLOT_BYTES
@@ -37,34 +37,10 @@ class SegmentLayout:
             raise ValueError(f"depth is {self.depth}; expected at least 1")
 
     @property
-    def lines(self) -> int:
-        return self.ranks + 2 * self.ranks * self.ranks
-
-    @property
-    def slots(self) -> int:
-        """Offset of the first slot."""
-        return PAGE + -(-self.lines * LINE // PAGE) * PAGE
-
-    @property
     def size(self) -> int:
+        lines = self.ranks + 2 * self.ranks * self.ranks
         pieces = 2 * self.ranks + self.ranks * self.ranks * self.depth
-        return self.slots + pieces * self.slot_bytes
-
-    def posted(self, rank: int) -> int:
-        return PAGE + rank * LINE
-
-    def sent(self, source: int, target: int) -> int:
-        return PAGE + (self.ranks + 2 * (source * self.ranks + target)) * LINE
-
-    def taken(self, source: int, target: int) -> int:
-        return self.sent(source, target) + LINE
-
-    def slot(self, rank: int, turn: int) -> int:
-        return self.slots + (2 * rank + turn % 2) * self.slot_bytes
-
-    def ring(self, source: int, target: int, piece: int) -> int:
-        place = 2 * self.ranks + (source * self.ranks + target) * self.depth + piece % self.depth
-        return self.slots + place * self.slot_bytes
+        return PAGE + -(-lines * LINE // PAGE) * PAGE + pieces * self.slot_bytes
 
 
 def anonymous_segment(label: str, size: int) -> int:

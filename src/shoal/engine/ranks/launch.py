@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 def collectives_of(options: EngineOptions) -> str:
     """The backend that ranks use. Raises EngineError where the one asked for cannot work."""
     if options.collectives != "auto":
-        if options.collectives == "shm" and backend().kind == "none":
+        if options.collectives == "shm" and backend().library is None:
             raise EngineError(f"collectives='shm': {backend().detail}")
         return options.collectives
     if options.device.startswith("cuda"):
         return "nccl"
-    return "gloo" if options.rendezvous == "env" or backend().kind == "none" else "shm"
+    return "gloo" if options.rendezvous == "env" or backend().library is None else "shm"
 
 
 class RankLauncher:

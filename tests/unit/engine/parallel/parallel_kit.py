@@ -3,33 +3,32 @@
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from shoal.engine.parallel.shm import ShmGroup, connect
 from shoal.engine.parallel.shm_layout import SegmentLayout, anonymous_segment
 from shoal.engine.parallel.traffic import TrafficCounters
 
 T = TypeVar("T")
-Kind = Literal["native", "python"]
 
 
 def make_groups(
-    kinds: Sequence[Kind], slot_bytes: int = 256, depth: int = 2, timeout: float = 30.0, axis: str = "tp"
+    size: int, slot_bytes: int = 256, depth: int = 2, timeout: float = 30.0, axis: str = "tp"
 ) -> list[ShmGroup]:
-    layout = SegmentLayout(len(kinds), slot_bytes, depth)
+    layout = SegmentLayout(size, slot_bytes, depth)
     fd = anonymous_segment("test", layout.size)
-    ranks = range(10, 10 + len(kinds))
+    ranks = range(10, 10 + size)
     try:
         return [
             ShmGroup(
                 axis,
                 ranks,
                 index,
-                connect(fd, layout, index, timeout=timeout, world=ranks, spin=0.0, kind=kind),
+                connect(fd, layout, index, timeout=timeout, world=ranks, spin=0.0),
                 TrafficCounters(),
                 timeout,
             )
-            for index, kind in enumerate(kinds)
+            for index in range(size)
         ]
     finally:
         os.close(fd)

@@ -127,11 +127,6 @@ def decoding(
     return Decoding(layout, streams / token, token, compute, communication)
 
 
-def best(found: Sequence[Decoding]) -> Decoding:
-    """The layout with most tokens a second."""
-    return max(found, key=lambda d: d.rate)
-
-
 def _largest_share(model: ModelSpec, tp: int) -> float:
     """Part of the model's weights on the rank that has most of them: whole KV groups are dealt."""
     return stage_weights(model, Layout(tp=tp))[0] / stage_weights(model, Layout())[0]
