@@ -1,18 +1,70 @@
 """What a simulated gateway knows of a replica, and of a request on it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from shoal.policy.account import ReplicaAccount
+from shoal.policy.batching import CountedScheduler, HeldPrefix
 from shoal.policy.batching.request import SequenceState
 from shoal.policy.breaker import BreakerConfig
 from shoal.policy.dispatch import Placed
+from shoal.policy.outcomes import Outcome
 from shoal.policy.rates import Peers
 from shoal.policy.routing import RouteRequest
 from shoal.policy.routing.contracts import ReplicaState
 from shoal.sim.asks import Ask
 from shoal.sim.events import nanoseconds
 from shoal.sim.fleet import ReplicaSpec
+from shoal.sim.network import Transfer
 from shoal.sim.replica import SimulatedReplica
+
+
+@dataclass(slots=True, eq=False)
+class Offer:
+    """Blocks that a prefill replica holds for whoever fetches them."""
+
+    account: "SimulatedAccount"
+    scheduler: CountedScheduler
+    """The process that holds them."""
+    held: HeldPrefix
+    cached: int
+    """Prompt tokens that it had cached."""
+    sending: int = 0
+    overdue: bool = False
+    over: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Fetch:
+    """A replica takes held blocks over."""
+
+    offer: Offer
+    taker: "SimulatedAccount"
+    hashes: tuple[bytes, ...]
+    known: int
+    """Leading blocks that it had."""
+    then: Callable[[int], None]
+    """What follows, with or without them."""
+    transfer: Transfer | None = None
+    over: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class SplitLeg:
+    """What a leg has to do with a prefill elsewhere."""
+
+    hashes: tuple[bytes, ...]
+    """Names of the prompt's full blocks, the same at both replicas."""
+    prefill: "Leg | None" = None
+    """The leg that computes its prompt now."""
+    attempts: int = 0
+    offer: Offer | None = None
+    """What it was handed and hasn't answered with yet."""
+    fetch: Fetch | None = None
+    cached: int | None = None
+    """Prompt tokens that the prefill replica had cached; None: its prompt is its own."""
+    killed: tuple[Outcome, str] | None = None
+    """What ended it while its prompt was computed: found when it is sent."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +80,10 @@ class Leg:
     """Output tokens that it began with."""
     began: int
     over: bool = False
+    of: "Leg | None" = None
+    """The leg whose prompt it computes; None: it is one that answers."""
+    split: SplitLeg | None = None
+    """None: it was never split."""
 
 
 class SimulatedAccount(ReplicaAccount):

@@ -9,7 +9,7 @@
 Lazy: between two events its books say how things stood at the last one; `settle` brings them up to date.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -195,6 +195,54 @@ class SimulatedReplica:
         assert step is not None
         self._step = step
         self._end_at(run.end(done + 1), start)
+
+    # Blocks that others fetch, bring or take
+
+    def known(self, hashes: Sequence[bytes], time: int) -> int:
+        """How many leading blocks of these are in its cache."""
+        self.settle(time)
+        return self.scheduler.handoffs.known(hashes)
+
+    def release_held(self, request_id: int, time: int) -> None:
+        """Nobody needs the blocks any more that a request left for another replica; again is no error."""
+        self.settle(time)
+        if self.scheduler.handoffs.release(request_id):
+            self._go_on(time)
+
+    def import_blocks(self, hashes: Sequence[bytes], first: int, count: int, time: int) -> int:
+        """Put blocks `first` … of a prompt into the cache; as many as there was room for."""
+        self.settle(time)
+        handoffs, size = self.scheduler.handoffs, self.config.block_size
+        blocks = handoffs.begin(min(count, self._available()))
+        if blocks:
+            handoffs.store(blocks, first, hashes, range(len(hashes) * size))
+            self._go_on(time)
+        return len(blocks or ())
+
+    def take_blocks(self, share: float, time: int) -> list[int]:
+        """Take a share of all blocks out of use, or as many as nobody owns; `give_back` ends it."""
+        self.settle(time)
+        total = self.scheduler.stats().blocks_total
+        blocks = self.scheduler.handoffs.begin(min(int(share * total), self._available()))
+        self._go_on(time)
+        return blocks or []
+
+    def _available(self) -> int:
+        """Blocks that nobody owns."""
+        stats = self.scheduler.stats()
+        return stats.blocks_free + stats.blocks_cached
+
+    def give_back(self, blocks: Sequence[int], time: int) -> None:
+        """Put blocks that were taken into use again."""
+        self.settle(time)
+        self.scheduler.handoffs.drop(blocks)
+        self._go_on(time)
+
+    def _go_on(self, time: int) -> None:
+        """Memory has changed: whoever didn't fit may fit now."""
+        self.scheduler.recheck()
+        if self.idle and self.up and not self.hangs:
+            self._begin(time)
 
     # Faults
 

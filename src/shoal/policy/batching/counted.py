@@ -88,21 +88,24 @@ class CountedScheduler(Scheduler):
         super().__init__(config, hasher)
         self._was_blocked = False
         """The last step decoded only, and the first in line didn't fit; nothing has changed since."""
+        self._changed = False
+        """The queue or the memory was changed from outside since the step in flight was composed."""
 
     def add(self, request: CountedRequest, now: float) -> None:  # type: ignore[override]
         """Queue a request. Raises RequestRefused if it could never be served."""
         super().add(request, now)
-        self._was_blocked = False
+        self.recheck()
         if request.hashes:
             self._sequences[request.id].hashes = list(request.hashes)
 
     def finish(self, request_id: int, reason: FinishReason, error: str | None = None) -> Output | None:
         """See `Scheduler.finish`."""
-        self._was_blocked = False
+        self.recheck()
         return super().finish(request_id, reason, error)
 
     def begin(self, now: float) -> Step | None:
         """Begin the next step: `Scheduler.schedule` without the message to ranks. It ends with `end`."""
+        self._changed = False
         step = self._compose(now)
         if step is not None:
             self._dropped.clear()
@@ -132,12 +135,12 @@ class CountedScheduler(Scheduler):
                     finished.append(sequence)
             tables.commit(sequence)
             self._put_back(sequence)
-        self._was_blocked = step.blocked and not (prefill or finished)
+        self._was_blocked = step.blocked and not (prefill or finished or self._changed)
         return Ended(first, finished)
 
     def recheck(self) -> None:
-        """Blocks were given back from outside: whoever didn't fit may fit now."""
-        self._was_blocked = False
+        """The queue or the memory was changed from outside: whoever didn't fit may fit now."""
+        self._was_blocked, self._changed = False, True
 
     def get(self, request_id: int) -> SequenceState | None:
         """A live request; None: it isn't."""

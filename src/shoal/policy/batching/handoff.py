@@ -40,6 +40,11 @@ class Handoffs:
             self._pool.acquire(blocks)
             self._held[sequence.id] = HeldPrefix(sequence.id, blocks, tuple(sequence.hashes[:full]))
 
+    @property
+    def held(self) -> list[int]:
+        """Ids of the sequences whose blocks are held."""
+        return list(self._held)
+
     def get(self, sequence_id: int) -> HeldPrefix | None:
         return self._held.get(sequence_id)
 
