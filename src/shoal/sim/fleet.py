@@ -36,6 +36,8 @@ class ReplicaSpec:
     """From the start of its process to its first answer: loading, warm-up."""
     kv_token_bytes: float = 0.0
     """Bytes that a token takes in the cache, all ranks together: what a hand-off moves."""
+    link_bytes: float | None = None
+    """Bytes per second of its link for hand-offs, in either direction; None: the fleet's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,7 @@ class SimulatedFleet:
     link_bytes: float = 12.5e9
     """Bytes per second of each replica's link for hand-offs: 100 Gbit/s."""
     link_latency: float = 50e-6
+    """Seconds from one replica to another."""
 
     def __post_init__(self) -> None:
         if not self.replicas:

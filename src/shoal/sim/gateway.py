@@ -5,7 +5,7 @@ Every decision is an object's of `policy/`: where a request goes (`Dispatch`, `R
 (`RetryPolicy`). Here is only their sequence, that of `fleet.gateway.exchange`.
 """
 
-from collections import deque
+from collections.abc import Callable
 
 from shoal.policy.admission import Admission, Refusal
 from shoal.policy.batching import ChainHasher, CountedRequest, RequestRefused
@@ -17,9 +17,11 @@ from shoal.policy.replicas import ReplicaAccounts
 from shoal.policy.retry import Failure, RetryPolicy
 from shoal.policy.routing import NoReplica, RouteRequest, build_router
 from shoal.sim.asks import Ask
+from shoal.sim.deadlines import Deadlines
 from shoal.sim.events import NANOSECONDS, Events, nanoseconds
 from shoal.sim.fleet import SimulatedFleet
 from shoal.sim.legs import Leg, SimulatedAccount
+from shoal.sim.split import SimulatedSplitter
 
 _LOOK = nanoseconds(LOOK_SECONDS)
 
@@ -45,7 +47,10 @@ class SimulatedGateway:
         self._waiting: dict[RouteRequest, tuple[Ask, int, Queued]] = {}
         self._looks = False
         self._wants_blocks = "blocks" in self.router.needs
-        self._deadlines: deque[Ask] = deque()
+        self._deadlines = Deadlines(events, self.cancel)
+        self.splitter = SimulatedSplitter(self, events, hasher)
+        self.watch: Callable[[SimulatedAccount], None] = lambda account: None
+        """Told of every leg's replica, for whoever looks after its health."""
 
     # Requests
 
@@ -53,12 +58,12 @@ class SimulatedGateway:
         """Take a request in."""
         ask.sent = time
         self.live += 1
-        self._watch(ask)
+        self._deadlines.add(ask)
         now = time / NANOSECONDS
         self.retries.on_request(now)
         route = self._route(ask)
         if not self.accounts.serves(ask.model):
-            self._fail(ask, Outcome.CLIENT_ERROR, 404, f"model {ask.model!r} is not served", time)
+            self._end(ask, Outcome.CLIENT_ERROR, 404, f"model {ask.model!r} is not served", time)
             return
         refusal = self.dispatch.refusal(route, now)
         if refusal is not None:
@@ -123,16 +128,29 @@ class SimulatedGateway:
 
     def _begin(self, ask: Ask, route: RouteRequest, placed: Placed, given: int, time: int) -> None:
         account = self.accounts.get(placed.decision.replica)
-        self._number += 1
-        leg = Leg(self._number, ask, route, placed, account, given, time)
-        self.legs[leg.number] = leg
+        leg = self.enter(Leg(0, ask, route, placed, account, given, time))
         ask.legs += 1
         ask.tries += 1
         ask.replica = account.name
         if ask.placed is None:
             ask.placed, ask.predicted_hit = time, placed.decision.predicted_hit
-        if account.front:
-            self._events.at(time + account.front, lambda t: self._submit(leg, t))
+        if self.splitter.splits(leg):
+            self.splitter.prefill(leg, time)
+        else:
+            self.open(leg, time)
+
+    def enter(self, leg: Leg) -> Leg:
+        """Count a leg as live, and give it its number."""
+        self._number += 1
+        leg.number = self._number
+        self.legs[leg.number] = leg
+        self.watch(leg.account)
+        return leg
+
+    def open(self, leg: Leg, time: int) -> None:
+        """Send a leg to its replica."""
+        if leg.account.front:
+            self._events.at(time + leg.account.front, lambda t: self._submit(leg, t))
         else:
             self._submit(leg, time)
 
@@ -151,14 +169,21 @@ class SimulatedGateway:
             id=leg.number,
             pieces=ask.pieces,
             prompt_length=ask.prompt,
-            max_tokens=ask.output,
-            answer=ask.answer,
-            hashes=tuple(leg.route.blocks),
+            max_tokens=ask.output if leg.of is None else 1,
+            answer=ask.answer if leg.of is None else None,
+            hashes=leg.hashes,
             priority=ask.priority,
             output_length=leg.given,
+            hand_off=leg.of is not None,
         )
+        if leg.split is None:
+            self._add(leg, request, time)
+        else:
+            self.splitter.take_over(leg, lambda t: self._add(leg, request, t), time)
+
+    def _add(self, leg: Leg, request: CountedRequest, time: int) -> None:
         try:
-            account.replica.submit(request, time)
+            leg.account.replica.submit(request, time)
         except RequestRefused as refused:
             self.end_leg(leg, Outcome.CLIENT_ERROR, str(refused), time)
 
@@ -173,13 +198,13 @@ class SimulatedGateway:
             self._first(leg, sequence, time)
 
     def _first(self, leg: Leg, sequence: SequenceState, time: int) -> None:
-        if leg.over or leg.account.cut_off:
+        if leg.over or leg.account.cut_off or leg.of is not None:
             return
-        ask = leg.ask
+        ask, cached = leg.ask, self.splitter.took(leg)
         leg.placed.lease.progress(time / NANOSECONDS)
         if ask.first is None:
             ask.first = time
-            ask.cached = sequence.cached_tokens
+            ask.cached = sequence.cached_tokens if cached is None else cached
             assert sequence.first_scheduled is not None
             ask.begun = nanoseconds(sequence.first_scheduled)
         if leg.given:
@@ -190,7 +215,10 @@ class SimulatedGateway:
         """See `replica.Listener`."""
         leg = self.legs.get(sequence.id)
         if leg is None:
+            self.splitter.released(sequence.id)
             return
+        if leg.of is not None:
+            self.splitter.handovers.offered(leg, sequence, time)
         leg.ask.preemptions += sequence.preemptions
         if leg.account.back:
             self._events.at(time + leg.account.back, lambda t: self._finished(leg, sequence, t))
@@ -204,6 +232,10 @@ class SimulatedGateway:
             # What it sent waits in the network; nobody hears that it has ended.
             leg.account.held.append((leg, sequence))
             return
+        if leg.of is not None:
+            self._close(leg, Outcome.OK, time)
+            self.splitter.prefilled(leg, time)
+            return
         ask, account, lease = leg.ask, leg.account, leg.placed.lease
         now = time / NANOSECONDS
         if lease.first_at is None:
@@ -212,20 +244,23 @@ class SimulatedGateway:
         ask.last = time
         lease.tokens = ask.tokens - leg.given
         account.last_progress = now
-        self._close(leg)
-        lease.release(Outcome.OK, now)
-        if not ask.continued:
+        self._close(leg, Outcome.OK, time)
+        if not ask.continued and leg.split is None:
             account.on_hit(leg.placed.decision.predicted_hit, sequence.cached_tokens, ask.prompt)
         self.estimator.observe(ask.model, 4 * ask.prompt, ask.prompt, ask.tokens)
         self._end(ask, Outcome.OK, 200, "", time)
 
-    def _close(self, leg: Leg) -> None:
+    def _close(self, leg: Leg, outcome: Outcome, time: int) -> None:
         leg.over = True
         del self.legs[leg.number]
+        if outcome is not Outcome.OK and leg.account.replica.up:
+            leg.account.replica.abort(leg.number, time)
+        self.splitter.close(leg, time)
+        leg.placed.lease.release(outcome, time / NANOSECONDS)
 
     def end_leg(self, leg: Leg, outcome: Outcome, why: str, time: int) -> None:
         """A leg fails; what follows is up to the retry policy."""
-        if leg.over:
+        if leg.over or self.splitter.ends_later(leg, outcome, why):
             return
         account, ask, lease = leg.account, leg.ask, leg.placed.lease
         now = time / NANOSECONDS
@@ -233,10 +268,10 @@ class SimulatedGateway:
         if got > leg.given:
             lease.tokens = got - leg.given
             ask.tokens = got
-        self._close(leg)
-        if account.replica.up:
-            account.replica.abort(leg.number, time)
-        lease.release(outcome, now)
+        self._close(leg, outcome, time)
+        if leg.of is not None:
+            self.splitter.failed(leg, outcome, why, time)
+            return
         failure = Failure(leg.route, account.state, outcome, ask.tries)
         states = self.accounts.states(now)
         if ask.first is None:
@@ -246,7 +281,7 @@ class SimulatedGateway:
         else:
             further = None
         if further is None:
-            self._fail(ask, outcome, MEANINGS[outcome].status if ask.first is None else 200, why, time)
+            self._end(ask, outcome, MEANINGS[outcome].status if ask.first is None else 200, why, time)
             return
         ask.faults.append(f"{account.name}: {why}")
         ask.continued += ask.first is not None
@@ -261,15 +296,12 @@ class SimulatedGateway:
     # Fates
 
     def _refuse(self, ask: Ask, refusal: Refusal, time: int) -> None:
-        self._fail(ask, Outcome.BACKPRESSURE, 429, refusal.reason, time)
+        self._end(ask, Outcome.BACKPRESSURE, 429, refusal.reason, time)
 
     def _unavailable(self, ask: Ask, why: NoReplica, time: int) -> None:
         status = 404 if why.kind == "model" else 503
         outcome = Outcome.CLIENT_ERROR if why.kind == "model" else Outcome.BACKPRESSURE
-        self._fail(ask, outcome, status, why.reason, time)
-
-    def _fail(self, ask: Ask, outcome: Outcome, status: int, error: str, time: int) -> None:
-        self._end(ask, outcome, status, error, time)
+        self._end(ask, outcome, status, why.reason, time)
 
     def _end(self, ask: Ask, outcome: Outcome, status: int | None, error: str, time: int) -> None:
         assert ask.outcome is None, f"request {ask.index} has two fates"
@@ -282,22 +314,6 @@ class SimulatedGateway:
 
     # Clients leave
 
-    def _watch(self, ask: Ask) -> None:
-        """Let the client give up at its deadline."""
-        if self._deadlines and ask.deadline < self._deadlines[-1].deadline:
-            self._events.at(ask.deadline, lambda t: self.cancel(ask, t))
-            return
-        self._deadlines.append(ask)
-        if len(self._deadlines) == 1:
-            self._events.at(ask.deadline, self._on_deadline)
-
-    def _on_deadline(self, time: int) -> None:
-        deadlines = self._deadlines
-        while deadlines and (deadlines[0].outcome is not None or deadlines[0].deadline <= time):
-            self.cancel(deadlines.popleft(), time)
-        if deadlines:
-            self._events.at(deadlines[0].deadline, self._on_deadline)
-
     def cancel(self, ask: Ask, time: int) -> None:
         """The client of a request whose fate is open is gone: its deadline has passed."""
         if ask.outcome is not None:
@@ -308,10 +324,7 @@ class SimulatedGateway:
                 self.dispatch.leave(route)
         for leg in [leg for leg in self.legs.values() if leg.ask is ask]:
             ask.tokens = self._sent(leg, time)
-            self._close(leg)
-            if leg.account.replica.up:
-                leg.account.replica.abort(leg.number, time)
-            leg.placed.lease.release(Outcome.CANCELLED, time / NANOSECONDS)
+            self._close(leg, Outcome.CANCELLED, time)
         self._end(ask, Outcome.DEADLINE, None if ask.first is None else 200, "no whole answer in time", time)
 
     # What others ask

@@ -8,9 +8,15 @@ from shoal.sim.events import NANOSECONDS, Events, nanoseconds
 from shoal.sim.gateway import SimulatedGateway
 from shoal.sim.legs import Leg, SimulatedAccount
 
+_NEVER = 1 << 62
+
 
 class HealthSweeps:
-    """Looks at every replica once per `check_seconds`, as long as there is anything to look at."""
+    """Looks once per `check_seconds` at every replica where looking may change anything.
+
+    That is where legs are, or were since the last look; where steps are, or were when gauges were last read; where
+    a fault struck; and where a check is due. Elsewhere the real monitor finds what it found before.
+    """
 
     def __init__(self, gateway: SimulatedGateway, events: Events, seed: int) -> None:
         self._gateway = gateway
@@ -25,16 +31,47 @@ class HealthSweeps:
         """Of replicas that are not well: a check that gets no answer takes its time."""
         self._asked: dict[str, bool] = {}
         """Whether the last gauges showed work: then they are read once more."""
+        self._watched: dict[str, SimulatedAccount] = {}
+        self._places: dict[str, int] = {}
+        self._sleeps = True
+        """No sweep is to come."""
+        self._released = 0
+        """Legs that had ended when stragglers were judged last."""
         self.ejections = self.hangs = self.given_up = 0
 
     def start(self) -> None:
-        """Begin to look."""
-        self._events.at(self._period, self._sweep)
+        """Begin to look, as soon as there is anything to look at."""
+        self._places = {account.name: i for i, account in enumerate(self._gateway.accounts.replicas)}
+        self._gateway.watch = self.watch
+
+    def watch(self, account: SimulatedAccount) -> None:
+        """Something has changed, or is about to: look at this replica from the next sweep on."""
+        self._watched[account.name] = account
+        if self._sleeps:
+            self._sleeps = False
+            self._events.at((self._events.now // self._period + 1) * self._period, self._sweep)
+
+    def _is_quiet(self, account: SimulatedAccount) -> bool:
+        """Whether nothing can be found until somebody calls `watch`."""
+        replica = account.replica
+        if account.state.inflight or account.state.ejected:
+            return False
+        if not replica.up:
+            return True
+        return (
+            replica.idle
+            and not replica.hangs
+            and not account.cut_off
+            and account.state.healthy
+            and not self._asked.get(account.name)
+            and account.name not in self._next_check
+        )
 
     def _sweep(self, time: int) -> None:
         now = time / NANOSECONDS
-        accounts = self._gateway.accounts.replicas
-        for account in accounts:
+        places = self._places
+        watched = sorted(self._watched.values(), key=lambda account: places[account.name])
+        for account in watched:
             self._check(account, time)
             replica = account.replica
             if not replica.up or account.cut_off or replica.hangs:
@@ -48,11 +85,28 @@ class HealthSweeps:
                 self._asked[account.name] = busy
                 if account.on_stats(replica.gauges(time), now, account.state.inflight):
                     self._gateway.router.forget(account.name)
-        changed = self._judge.judge_stragglers(accounts, now)
+        self._judge_stragglers(watched, time)
+        for account in watched:
+            if self._is_quiet(account):
+                del self._watched[account.name]
+        if self._watched:
+            self._events.at(time + self._period, self._sweep)
+        else:
+            self._sleeps = True
+
+    def _judge_stragglers(self, watched: list[SimulatedAccount], time: int) -> None:
+        """Judge them again, unless no leg has ended since and nobody is set aside."""
+        accounts = self._gateway.accounts
+        released = sum(accounts.ledger.released.values())
+        if released == self._released and not any(account.state.ejected for account in watched):
+            return
+        self._released = released
+        changed = self._judge.judge_stragglers(accounts.replicas, time / NANOSECONDS)
         self.ejections += len(changed.ejected)
+        for name, _ in changed.ejected:
+            self.watch(accounts.get(name))
         if changed.returned:
             self._gateway.pump(time)
-        self._events.at(time + self._period, self._sweep)
 
     def _check(self, account: SimulatedAccount, time: int) -> None:
         """The readiness check. Those of a replica that is well and counts as healthy change nothing."""
@@ -99,6 +153,8 @@ class HealthSweeps:
 
     def _time_out(self, leg: Leg, time: int) -> None:
         lease, fleet = leg.placed.lease, self._gateway.fleet
+        if leg.of is not None:
+            return  # prefill legs have a limit of their own
         limit = fleet.first_byte if lease.first_at is None else fleet.stall
         since = lease.taken_at if lease.first_at is None else max(lease.last_at, leg.account.last_progress)
         if time / NANOSECONDS - since > limit:
@@ -109,8 +165,10 @@ class HealthSweeps:
     def crash(self, account: SimulatedAccount, time: int, *, starts: bool = True) -> None:
         """A replica's process ends; `starts` False: it can't be started again."""
         gateway, replica = self._gateway, account.replica
+        self.watch(account)
         gateway.note_sent(account, time)
         replica.crash(time)
+        gateway.splitter.on_crash(account, time)
         for leg in gateway.legs_on(account):
             gateway.end_leg(leg, Outcome.TRANSPORT_FAULT, "the connection broke", time)
         # Its supervisor sees that it is gone: nothing is sent there until it is ready again.
@@ -126,7 +184,7 @@ class HealthSweeps:
         delay = policy.on_crash(served, self._draws.uniform(), final=final)
         if delay is None:
             self.given_up += 1
-            self._next_check[account.name] = 1 << 62
+            self._next_check[account.name] = _NEVER
             return
         wait = nanoseconds(delay + account.spec.start)
         self._next_check[account.name] = time + wait
@@ -138,6 +196,7 @@ class HealthSweeps:
             self._restart(account, 0.0, time)
             return
         account.replica.start()
+        self.watch(account)
         self._ready_since[account.name] = time
         self._next_check.pop(account.name, None)
         self._set_health(account, True, time)

@@ -85,6 +85,11 @@ class Leg:
     split: SplitLeg | None = None
     """None: it was never split."""
 
+    @property
+    def hashes(self) -> tuple[bytes, ...]:
+        """Names of its prompt's full blocks, if they are known."""
+        return tuple(self.route.blocks) if self.split is None else self.split.hashes
+
 
 class SimulatedAccount(ReplicaAccount):
     """An account with the replica that it is of."""

@@ -191,9 +191,7 @@ class SimulatedReplica:
             self._note_run(run, done)
             # Nobody ends in it: only the last step of a run ends sequences.
             self.scheduler.advance(done, start / NANOSECONDS)
-        step = self.scheduler.begin(start / NANOSECONDS)
-        assert step is not None
-        self._step = step
+        self._step = self.scheduler.begin_alike(start / NANOSECONDS)
         self._end_at(run.end(done + 1), start)
 
     # Blocks that others fetch, bring or take

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from shoal.policy.batching import ChainHasher
 from shoal.policy.outcomes import Outcome
+from shoal.policy.split import HandoffCounts
 from shoal.sim.asks import Ask
 from shoal.sim.clients import ClosedLoop, OpenLoop
 from shoal.sim.events import NANOSECONDS, Events, nanoseconds
@@ -63,6 +64,8 @@ class Simulated:
     crashes: int
     busy: tuple[tuple[str, float], ...]
     """Share of the simulated time that each replica computed."""
+    handoffs: HandoffCounts = field(default_factory=HandoffCounts)
+    """KV that prefill replicas handed over."""
     in_system: float = field(default=0.0)
     """Requests in the system, mean over time: Little's law has been checked with it."""
 
@@ -121,7 +124,7 @@ class World:
         self.health.start()
         self.sampler = Sampler(self.gateway, self.events, options.sample)
         self.sampler.start()
-        self.faults = Faults(options.faults, self.gateway, self.health, self.events, options.seed)
+        self.faults = Faults(options.faults, self.gateway, self.health, self.events)
         self.faults.start()
 
     def run(self, loop: Loop, horizon: int, on_progress: Callable[[float, int], None] | None) -> bool:
@@ -145,6 +148,7 @@ class World:
         if len(open_asks) != gateway.live:
             raise Books(f"{len(open_asks)} requests without a fate, {gateway.live} counted")
         gateway.accounts.ledger.check()
+        gateway.splitter.check([*gateway.legs.values()])
         if gateway.accounts.ledger.live() != len(gateway.legs):
             raise Books(f"{gateway.accounts.ledger.live()} leases for {len(gateway.legs)} legs")
         for account in gateway.accounts.replicas:
@@ -207,6 +211,7 @@ class World:
             ejections=self.health.ejections,
             crashes=sum(r.counts.crashes for r in replicas),
             busy=tuple((r.name, r.counts.busy / spent) for r in replicas),
+            handoffs=self.gateway.splitter.counts,
             in_system=self.in_system(loop.asks),
         )
 

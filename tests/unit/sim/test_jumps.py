@@ -1,6 +1,7 @@
 """Many steps at once end at the same nanosecond as the same steps one by one, whatever happens between them."""
 
 import random
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,7 +9,9 @@ from sim_kit import SCHEDULER, STEP, fleet, spec
 
 from shoal.policy.admission import AdmissionConfig
 from shoal.policy.batching import SchedulerConfig
+from shoal.policy.split import SplitConfig
 from shoal.sim import Fault, Simulated, SimulatedFleet, SimulationOptions, simulate
+from shoal.sim.faults import KINDS
 from shoal.sim.timing import StepClock, StepWork, bucket
 from shoal.workload.load import Load, Segment, Session, Turn
 from shoal.workload.run import RunOptions
@@ -62,6 +65,7 @@ def compare(made: SimulatedFleet, load: Load, run: RunOptions, faults: tuple[Fau
             exact.preemptions,
         )
         assert [quick.gaps.quantile(q) for q in (0.5, 0.99)] == [exact.gaps.quantile(q) for q in (0.5, 0.99)]
+        assert (quick.handoffs, quick.hangs, quick.crashes) == (exact.handoffs, exact.hangs, exact.crashes)
     return quick
 
 
@@ -83,15 +87,40 @@ def test_closed_loops(config: SchedulerConfig, seed: int, users: int) -> None:
 @given(st.integers(0, 10**6))
 def test_faults_limits_and_early_refusal(seed: int) -> None:
     draw = random.Random(seed)
-    faults = tuple(
-        Fault(draw.choice(["crash", "hang", "slow", "partition"]), draw.uniform(0, 20), f"r{draw.randrange(3)}",
-              draw.uniform(1, 60), draw.uniform(1, 8))
-        for _ in range(draw.randint(1, 5))
-    )  # fmt: skip
     admission = AdmissionConfig(ttft_target=draw.choice([None, 2.0]), max_queue=20)
     specs = tuple(spec(f"r{i}", max_inflight=6, front=0.003, back=0.001, start=5.0) for i in range(3))
     made = SimulatedFleet(replicas=specs, admission=admission)
-    compare(made, drawn(seed, 80, 20.0), RunOptions(deadline=90.0), faults)
+    compare(made, drawn(seed, 80, 20.0), RunOptions(deadline=90.0), broken(draw, 3))
+
+
+def broken(draw: random.Random, replicas: int) -> tuple[Fault, ...]:
+    """Faults of any kind among `r0` …"""
+    return tuple(
+        Fault(draw.choice(KINDS), draw.uniform(0, 20), f"r{draw.randrange(replicas)}", draw.uniform(1, 60),
+              draw.uniform(1, 8))
+        for _ in range(draw.randint(1, 6))
+    )  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6))
+def test_split_fleets_with_faults_and_little_memory(seed: int) -> None:
+    draw = random.Random(seed)
+    scheduler = replace(SCHEDULER, num_blocks=draw.choice([40, 90, 600]))
+    roles = ["prefill"] * draw.randint(1, 2) + ["decode"] * draw.randint(1, 3) + ["both"] * draw.randint(0, 1)
+    link = draw.choice([1e5, 1e7, 1e9])
+    back = draw.choice([0.0, 0.001])
+    specs = tuple(
+        spec(f"r{i}", role=role, scheduler=scheduler, max_inflight=draw.choice([4, 64]), back=back,
+             start=5.0, kv_token_bytes=1000.0, link_bytes=link)
+        for i, role in enumerate(roles)
+    )  # fmt: skip
+    split = SplitConfig(threshold_tokens=draw.choice([1, 60]), prefill_seconds=draw.choice([3.0, 60.0]))
+    made = SimulatedFleet(replicas=specs, split=split)
+    faults = broken(draw, len(specs)) if draw.random() < 0.7 else ()
+    done = compare(made, drawn(seed, 60, 20.0), RunOptions(deadline=draw.choice([15.0, 90.0])), faults)
+    counts = done.handoffs
+    assert counts.handed == counts.taken + counts.released + counts.lost + counts.live
 
 
 def test_most_steps_are_jumped_and_two_runs_are_equal() -> None:

@@ -20,6 +20,7 @@ USED = {
     "legs.py": {"ReplicaAccount"},
     "replica.py": {"CountedScheduler"},
     "health.py": {"HealthJudge", "RestartPolicy"},
+    "split.py": {"SplitPolicy", "HandoffCounts"},
 }
 
 

@@ -112,6 +112,14 @@ class CountedScheduler(Scheduler):
             self._launch(step, now)
         return step
 
+    def begin_alike(self, now: float) -> Step:
+        """Begin one of the steps of `quiet`: of nothing that has been queued since they began."""
+        step = self._new_step()
+        self._continue_ready(step)
+        step.blocked = self._was_blocked
+        self._launch(step, now)
+        return step
+
     def end(self, step: Step, now: float) -> Ended:
         """End a step: `Scheduler.complete` where every sequence that was due a token got one."""
         del self._in_flight[step.number]
