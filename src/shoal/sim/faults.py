@@ -77,16 +77,16 @@ class FaultRates:
             if not 0 <= rate < 3600:
                 raise SpecError(f"fault.{kind}", rate, "0 or more per replica-hour, less than 3,600")
 
-    def schedule(self, replicas: Sequence[str], hours: float, seed: int) -> tuple[Fault, ...]:
+    def draw(self, replicas: Sequence[str], hours: float, seed: int) -> tuple[Fault, ...]:
         """Draw the faults of so many hours, in order of time: gaps between those of a kind are exponential."""
-        draw = np.random.default_rng([seed, 0xFA])
+        rng = np.random.default_rng([seed, 0xFA])
         faults = []
         for kind in KINDS:
             mean = self.per_hour.get(kind, 0.0) * hours * len(replicas)
-            count = int(draw.poisson(mean))
-            times = draw.uniform(0.0, hours * 3600.0, count)
-            who = draw.integers(0, len(replicas), count)
-            lengths = draw.exponential(self.seconds, count)
+            count = int(rng.poisson(mean))
+            times = rng.uniform(0.0, hours * 3600.0, count)
+            who = rng.integers(0, len(replicas), count)
+            lengths = rng.exponential(self.seconds, count)
             faults += [
                 Fault(kind, float(at), replicas[int(number)], float(length), self.factors.get(kind, 4.0))
                 for at, number, length in zip(times, who, lengths, strict=True)
@@ -157,7 +157,7 @@ class Faults:
         handovers = self._gateway.splitter.handovers
         if fault.kind == "hang":
             account.replica.hang(time)
-            handovers.on_hang(account, time)
+            handovers.stopped(account, time)
         elif fault.kind == "slow":
             account.replica.slow_down(fault.factor, time)
         elif fault.kind == "partition":
@@ -174,7 +174,7 @@ class Faults:
             # A process that was started meanwhile doesn't hang.
             if account.replica.hangs:
                 account.replica.recover(time)
-                handovers.on_recovery(account, time)
+                handovers.resumed(account, time)
         elif kind == "slow":
             account.replica.slow_down(1.0, time)
         elif kind == "partition":

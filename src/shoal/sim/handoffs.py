@@ -150,7 +150,7 @@ class Handovers:
 
     # Faults
 
-    def on_crash(self, account: SimulatedAccount, time: int) -> None:
+    def crashed(self, account: SimulatedAccount, time: int) -> None:
         """A replica's process has ended, with all that it held and sent."""
         self.network.stand_still(account.name, False, time)
         for fetch in [f for f in self._fetches if f.taker is account]:
@@ -161,14 +161,14 @@ class Handovers:
         for fetch in [f for f in self._fetches if f.offer.account is account]:
             self._give_up(fetch, time)
 
-    def on_hang(self, account: SimulatedAccount, time: int) -> None:
+    def stopped(self, account: SimulatedAccount, time: int) -> None:
         """A replica's process neither reads nor writes."""
         self.network.stand_still(account.name, True, time)
         for fetch in self._fetches:
             if account in (fetch.offer.account, fetch.taker):
                 self._await_silence(fetch, account, time)
 
-    def on_recovery(self, account: SimulatedAccount, time: int) -> None:
+    def resumed(self, account: SimulatedAccount, time: int) -> None:
         """It does again."""
         self.network.stand_still(account.name, False, time)
 

@@ -168,7 +168,7 @@ class HealthSweeps:
         self.watch(account)
         gateway.note_sent(account, time)
         replica.crash(time)
-        gateway.splitter.on_crash(account, time)
+        gateway.splitter.crashed(account, time)
         for leg in gateway.legs_on(account):
             gateway.end_leg(leg, Outcome.TRANSPORT_FAULT, "the connection broke", time)
         # Its supervisor sees that it is gone: nothing is sent there until it is ready again.

@@ -8,22 +8,33 @@ Those that no decode leg takes are fetched and dropped.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from shoal.policy.batching import ChainHasher, CountedRequest, RequestRefused
 from shoal.policy.dispatch import Placed
 from shoal.policy.outcomes import Outcome
-from shoal.policy.routing import NoReplica
+from shoal.policy.replicas import ReplicaAccounts
+from shoal.policy.routing import NoReplica, Router
 from shoal.policy.split import HandoffCounts, SplitPolicy
 from shoal.sim.events import NANOSECONDS, Events, nanoseconds
+from shoal.sim.fleet import SimulatedFleet
 from shoal.sim.handoffs import Handovers
 from shoal.sim.legs import Fetch, Leg, Offer, SimulatedAccount, SplitLeg
 
-if TYPE_CHECKING:
-    from shoal.sim.gateway import SimulatedGateway
-
 _RELEASE = nanoseconds(10.0)
 """The gateway waits so long for a release; `fleet.split`'s."""
+
+
+class Legs(Protocol):
+    """What a splitter asks of its gateway."""
+
+    fleet: SimulatedFleet
+    accounts: ReplicaAccounts[SimulatedAccount]
+    router: Router
+
+    def enter(self, leg: Leg) -> Leg: ...
+    def open(self, leg: Leg, time: int) -> None: ...
+    def end_leg(self, leg: Leg, outcome: Outcome, why: str, time: int) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +49,7 @@ class _Release:
 class SimulatedSplitter:
     """The prefill side of requests, and the blocks that cross."""
 
-    def __init__(self, gateway: "SimulatedGateway", events: Events, hasher: ChainHasher) -> None:
+    def __init__(self, gateway: Legs, events: Events, hasher: ChainHasher) -> None:
         self.counts = HandoffCounts()
         self._gateway, self._events, self._hasher = gateway, events, hasher
         self._policy = SplitPolicy(gateway.fleet.split)
@@ -190,9 +201,9 @@ class SimulatedSplitter:
 
     # Faults and books
 
-    def on_crash(self, account: SimulatedAccount, time: int) -> None:
+    def crashed(self, account: SimulatedAccount, time: int) -> None:
         """A replica's process has ended."""
-        self.handovers.on_crash(account, time)
+        self.handovers.crashed(account, time)
         for release in [r for r in self._releases.values() if r.taker is account]:
             self._lose(release, time)
 
