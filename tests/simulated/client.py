@@ -28,11 +28,8 @@ class Call:
     """Seconds after which it closes the connection."""
     dawdles: float = 0.0
     """Seconds for which it reads nothing, once something has come."""
-
-    @property
-    def faulty(self) -> bool:
-        """Whether its answer may be cut by its own doing."""
-        return self.weather is not None or self.leaves_after is not None or self.dawdles > 0
+    faulty: bool = False
+    """Its answer may be cut by its own doing."""
 
     @property
     def streams(self) -> bool:
@@ -44,6 +41,7 @@ class Received:
     """What came back on one call."""
 
     status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
     body: bytearray = field(default_factory=bytearray)
     whole: bool = False
     """The HTTP message came to its end."""
@@ -57,34 +55,52 @@ class Received:
 
 
 class _Receiver(asyncio.Protocol):
-    def __init__(self, call: Call, received: Received) -> None:
-        self._call, self._received = call, received
+    """One connection, for one call after the other."""
+
+    def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self.ended = asyncio.Event()
         self.transport: Any = None
-        self._dawdled = False
+        self._call: Call | None = None
+        self._received = Received()
+        self.lost = False
+
+    def begin(self, call: Call) -> Received:
+        self._call, self._received = call, Received()
+        self.ended.clear()
+        return self._received
+
+    @property
+    def usable(self) -> bool:
+        """Whether another call may be sent on it."""
+        return not self.lost and self._received.whole and self._parser.should_keep_alive()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        if self._received.whole:
-            self._received.surplus += len(data)
+        received, call = self._received, self._call
+        if call is None or received.whole:
+            received.surplus += len(data)
             return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._received.lost = f"not HTTP: {error}"
+            received.lost = f"not HTTP: {error}"
             self.ended.set()
-        if self._call.dawdles and not self._dawdled:
-            self._dawdled = True
+        if call.dawdles:
             self.transport.pause_reading()
-            asyncio.get_running_loop().call_later(self._call.dawdles, self.transport.resume_reading)
+            asyncio.get_running_loop().call_later(call.dawdles, self.transport.resume_reading)
+            call.dawdles = 0.0
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
         if not self._received.whole and self._received.lost is None:
             self._received.lost = str(exc) if exc is not None else "closed"
         self.ended.set()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._received.headers[name.lower().decode()] = value.decode()
 
     def on_headers_complete(self) -> None:
         self._received.status = self._parser.get_status_code()
@@ -97,34 +113,64 @@ class _Receiver(asyncio.Protocol):
         self.ended.set()
 
 
-async def send(network: Network, port: int, call: Call) -> Received:
-    """Send one call on a connection of its own and wait for its end."""
-    received = Received()
-    started = network.loop.time()
-    transport: Any = None
-    try:
-        async with asyncio.timeout(CALL_SECONDS if call.leaves_after is None else call.leaves_after):
-            made = await network.connect(lambda: _Receiver(call, received), "127.0.0.1", port, call.weather)
-            transport, receiver = made
-            assert isinstance(receiver, _Receiver)
-            body = json.dumps(call.body).encode()
-            head = f"POST {call.path} HTTP/1.1\r\nhost: fleet\r\nx-request-id: {call.id}\r\n"
-            transport.write(f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode())
-            transport.write(body)
-            await receiver.ended.wait()
-            if received.whole:
-                # What comes after the end of an answer is an answer too many.
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        received.left = call.leaves_after is not None
-        received.late = not received.left
-    except OSError as error:
-        received.lost = f"no connection: {error.strerror}"
-    finally:
-        received.seconds = network.loop.time() - started
-        if transport is not None:
-            transport.abort()
-    return received
+class Client:
+    """Sends calls, on one connection as long as it lasts."""
+
+    def __init__(self, network: Network, port: int, draws: random.Random) -> None:
+        self._network, self._port, self._draws = network, port, draws
+        self._kept: _Receiver | None = None
+
+    async def send(self, call: Call) -> Received:
+        """Send one call and wait for its end."""
+        received, started = Received(), self._network.loop.time()
+        receiver: _Receiver | None = None
+        try:
+            async with asyncio.timeout(CALL_SECONDS if call.leaves_after is None else call.leaves_after):
+                receiver = await self._connection(call)
+                received = receiver.begin(call)
+                await self._write(receiver, call)
+                await receiver.ended.wait()
+                if received.whole:
+                    # What comes after the end of an answer is an answer too many.
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            received.left = call.leaves_after is not None
+            received.late = not received.left
+        except OSError as error:
+            received.lost = f"no connection: {error.strerror}"
+        finally:
+            received.seconds = self._network.loop.time() - started
+            if receiver is not None and receiver.usable and not call.faulty:
+                self._kept = receiver
+            elif receiver is not None:
+                receiver.transport.abort()
+        return received
+
+    async def _connection(self, call: Call) -> _Receiver:
+        kept, self._kept = self._kept, None
+        if kept is not None and not call.faulty and not kept.transport.is_closing():
+            return kept
+        if kept is not None:
+            kept.transport.abort()
+        _, receiver = await self._network.connect(_Receiver, "127.0.0.1", self._port, call.weather)
+        assert isinstance(receiver, _Receiver)
+        return receiver
+
+    async def _write(self, receiver: _Receiver, call: Call) -> None:
+        """The request, sometimes with pauses in it."""
+        body = json.dumps(call.body).encode()
+        head = f"POST {call.path} HTTP/1.1\r\nhost: fleet\r\nx-request-id: {call.id}\r\n"
+        data = f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+        while len(data) > 1 and self._draws.random() < 0.2:
+            size = self._draws.randrange(1, len(data))
+            receiver.transport.write(data[:size])
+            data = data[size:]
+            await asyncio.sleep(self._draws.expovariate(5.0))
+        receiver.transport.write(data)
+
+    def close(self) -> None:
+        if self._kept is not None:
+            self._kept.transport.abort()
 
 
 def draw_call(draws: random.Random, number: int, *, faulty: float = 0.15) -> Call:
@@ -146,6 +192,7 @@ def draw_call(draws: random.Random, number: int, *, faulty: float = 0.15) -> Cal
         body["stream_options"] = {"include_usage": True}
     call = Call(f"call-{number}", "/v1/chat/completions" if chat else "/v1/completions", body)
     if draws.random() < faulty:
+        call.faulty = True
         kind = draws.randrange(3)
         if kind == 0:
             call.leaves_after = draws.expovariate(1.0)

@@ -55,6 +55,17 @@ def check_books(world: "World") -> None:
             raise Violation(f"the account of {replica.name} holds {held}: inflight, decoding, pending tokens")
 
 
+async def check_no_orphans(world: "World") -> None:
+    """Raise `Violation` where a replica still computes for nobody, unless it can't know."""
+    hidden = world.plan.weather.silence or world.run.faults.keys() & {"cut", "storm"}
+    if hidden:
+        return
+    await asyncio.sleep(5.0)
+    for program in world.programs:
+        if not program.ended and program.replica.running:
+            raise Violation(f"{program.name} computes {program.replica.running} answers that nobody waits for")
+
+
 def check_nothing_left(world: "World") -> None:
     """Record a violation for every task, connection and process that outlives the fleet."""
     current = asyncio.current_task()

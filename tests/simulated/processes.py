@@ -57,6 +57,11 @@ class SimulatedProcess(asyncio.SubprocessTransport):
         self._code: int | None = None
         self._waiters: list[asyncio.Future[int]] = []
 
+    def say(self, text: bytes) -> None:
+        """Write to its standard output."""
+        if self._code is None:
+            self._protocol.pipe_data_received(1, text)
+
     def exit(self, code: int) -> None:
         """It ends by itself, or of a signal (negative)."""
         if self._code is not None:
@@ -125,6 +130,7 @@ class ProcessTable:
     async def start(self, factory: Callable[[], Any], argv: tuple[str, ...]) -> tuple[SimulatedProcess, Any]:
         await asyncio.sleep(0.003)
         self._next_pid += 1
+        # Raises OSError where none can be started.
         program = self._program(argv)
         protocol = factory()
         process = SimulatedProcess(self._loop, self._next_pid, program, protocol)

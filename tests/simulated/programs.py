@@ -70,6 +70,7 @@ class ReplicaProgram:
         """Its process ends by itself."""
         for process in self._world.processes.running.values():
             if process.program is self:
+                process.say(b"the last words of %d\n" % self.port)
                 process.exit(code)
 
     def end(self) -> None:
@@ -84,7 +85,8 @@ class ReplicaProgram:
 
     def terminate(self) -> None:
         if not self.frozen:
-            asyncio.get_running_loop().call_later(self._draws.uniform(0.01, 0.5), self.exit, 0)
+            seconds = self._draws.choice((self._draws.uniform(0.01, 0.5), 10.0))
+            asyncio.get_running_loop().call_later(seconds, self.exit, 0)
 
 
 class AttachedProgram(ReplicaProgram):

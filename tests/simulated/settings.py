@@ -31,7 +31,7 @@ def fleet_config(plan: Plan, *, replicas: int, policy: str) -> FleetConfig:
         router=RouterConfig(policy=policy),
         health=HealthConfig(check_seconds=0.5, check_timeout=1.5, failures=2, hang_seconds=4.0),
         breaker=BreakerConfig(open_seconds=0.5, open_seconds_max=4.0),
-        admission=AdmissionConfig(max_wait=20.0, max_queue=12),
+        admission=AdmissionConfig(max_wait=20.0, max_queue=12, ttft_target=plan.ttft_target),
         gateway=GatewayConfig(
             first_byte_seconds=10.0,
             answer_seconds=20.0,

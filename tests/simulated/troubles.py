@@ -37,6 +37,9 @@ class Plan:
     attached: bool
     """The replicas run elsewhere; otherwise the supervisor starts them."""
     kv_events: bool
+    clients: int
+    """That ask at a time, one request after the other."""
+    ttft_target: float | None
     policy: str
     stops: bool
     """The fleet is stopped under load and faults, instead of having to recover."""
@@ -63,6 +66,8 @@ class Plan:
             stall_rate=sometimes(0.0005),
             attached=draws.random() < 0.25,
             kv_events=draws.random() < 0.4,
+            clients=draws.choice((2, 5, 5, 10, 30)),
+            ttft_target=draws.choice((None, None, 0.5)),
             policy=draws.choice(ROUTERS),
             stops=draws.random() < 0.2,
         )

@@ -22,6 +22,8 @@ def judge(call: Call, received: Received, seed: Any, *, closing: bool) -> str:
         raise Violation(f"no end within {received.seconds:.0f} s; {len(received.body)} bytes of {received.status}")
     if received.surplus:
         raise Violation(f"{received.surplus} bytes after the end of the answer")
+    if received.status and received.headers.get("x-request-id") != call.id:
+        raise Violation(f"the answer to {received.headers.get('x-request-id')!r}")
     if call.streams and received.status == 200:
         return _stream(call, received, seed)
     if not received.whole:
@@ -29,18 +31,20 @@ def judge(call: Call, received: Received, seed: Any, *, closing: bool) -> str:
             return "left"
         if call.faulty:
             return "cut"
-        if closing and not received.status:
+        if closing and not received.status and not received.body:
             return "closed"
         raise Violation(f"the connection ended without a whole answer: {received.lost}")
     if received.status != 200:
-        return _error(received)
+        return _error(call, received)
     return _whole(call, received, seed)
 
 
-def _error(received: Received) -> str:
+def _error(call: Call, received: Received) -> str:
+    # A bad connection may not bring the body in time.
+    typed = _TYPED | ({408} if call.faulty else frozenset())
     try:
         error = json.loads(received.body)["error"]
-        proper = received.status in _TYPED and error["message"] and error["type"] and error["code"]
+        proper = received.status in typed and error["message"] and error["type"] and error["code"]
     except (ValueError, KeyError, TypeError):
         proper = False
     if not proper:

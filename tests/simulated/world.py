@@ -5,6 +5,7 @@ clients ─► network ─► gateway, relay, registry, health, supervisor (the 
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import os
@@ -21,8 +22,8 @@ import uvicorn.server
 from shoal.fleet import managed, supervisor
 from shoal.fleet.config import FleetConfig
 from shoal.fleet.service import FleetService
-from simulated.client import Call, draw_call, send
-from simulated.invariants import check_books, check_nothing_left, is_whole, open_breakers
+from simulated.client import Call, Client, draw_call
+from simulated.invariants import check_books, check_no_orphans, check_nothing_left, is_whole, open_breakers
 from simulated.journal_of_run import Journal
 from simulated.kv_feed import Feed
 from simulated.network import Network
@@ -35,7 +36,6 @@ from simulated.virtual_loop import VirtualLoop
 
 RECOVERY_SECONDS = 60.0
 """After the last fault the fleet must be whole again within this."""
-_CLIENTS = 5
 MAX_REPLICAS = 4
 
 
@@ -104,6 +104,8 @@ class World:
         self.run.violations.append(text)
 
     def _program(self, argv: tuple[str, ...]) -> ReplicaProgram:
+        if self.troubles.active and self.draws.random() < self.plan.failed_start / 4:
+            raise OSError(errno.EAGAIN, "no process can be started")
         program = ReplicaProgram(self, name=argv[-2], port=int(argv[-1]))
         self.programs.append(program)
         return program
@@ -130,17 +132,21 @@ class World:
 
     async def _client(self, number: int) -> None:
         draws = random.Random(f"{self.run.seed}/client {number}")
-        while not self._calm.is_set():
-            await asyncio.sleep(draws.expovariate(2.0))
-            await self.call(draw_call(draws, self._number()))
+        client = Client(self.network, self.port, draws)
+        try:
+            while not self._calm.is_set():
+                await asyncio.sleep(draws.expovariate(2.0))
+                await self.call(client, draw_call(draws, self._number()))
+        finally:
+            client.close()
 
     def _number(self) -> int:
         self._calls += 1
         return self._calls
 
-    async def call(self, call: Call) -> str:
+    async def call(self, client: Client, call: Call) -> str:
         """Send one call and judge its answer."""
-        received = await send(self.network, self.port, call)
+        received = await client.send(call)
         try:
             verdict = judge(call, received, self.seeds.get(call.id), closing=self.closing)
         except Violation as violation:
@@ -174,6 +180,8 @@ class World:
             else:
                 await self._load()
             check_books(self)
+            if not self.ended:
+                await check_no_orphans(self)
         except Violation as violation:
             self.violate(str(violation))
         finally:
@@ -197,8 +205,14 @@ class World:
             self.violate("the fleet didn't end within 60 s")
         self.ended = True
 
+    def _begin_load(self) -> list[asyncio.Task[None]]:
+        self._load_tasks = [asyncio.ensure_future(self._client(number)) for number in range(self.plan.clients)]
+        return self._load_tasks
+
     async def _stop_under_load(self, running: "asyncio.Future[None]") -> None:
-        load = self._load_tasks = [asyncio.ensure_future(self._client(number)) for number in range(_CLIENTS)]
+        load = self._load_tasks = [
+            asyncio.ensure_future(self._client(number)) for number in range(self.plan.clients)
+        ]
         troubles = asyncio.ensure_future(self.troubles.run())
         await asyncio.sleep(self.plan.seconds * self.draws.random())
         self.journal.note("world", "the fleet is stopped")
@@ -212,7 +226,9 @@ class World:
         await asyncio.gather(*load, troubles)
 
     async def _load(self) -> None:
-        load = self._load_tasks = [asyncio.ensure_future(self._client(number)) for number in range(_CLIENTS)]
+        load = self._load_tasks = [
+            asyncio.ensure_future(self._client(number)) for number in range(self.plan.clients)
+        ]
         await self.troubles.run()
         self.journal.note("world", "no more faults")
         calm_at = self.loop.time()
@@ -229,7 +245,11 @@ class World:
         while True:
             count = MAX_INFLIGHT * self.service.config.pools[0].count
             calls = [draw_call(draws, self._number(), faulty=0.0) for _ in range(count)]
-            verdicts = await asyncio.gather(*(self.call(call) for call in calls))
+            clients = [Client(self.network, self.port, draws) for _ in calls]
+            pairs = zip(clients, calls, strict=True)
+            verdicts = await asyncio.gather(*(self.call(client, call) for client, call in pairs))
+            for client in clients:
+                client.close()
             if set(verdicts) != {"ok"}:
                 raise Violation(f"after recovery the fleet answered {', '.join(sorted(set(verdicts) - {'ok'}))}")
             if not (opened := open_breakers(self)):

@@ -193,7 +193,10 @@ class ManagedReplica:
             address = self._dialect.traits.events_address.format(port=events) if events else None
             self._register(self._context.secret, address)
             process = self._process = ReplicaProcess(command, self._log)
-            await process.start()
+            try:
+                await process.start()
+            except OSError as error:
+                raise _Crashed(f"could not be started: {error.strerror or error}") from error
             return process
         finally:
             listener.close()
