@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
-from simulated.world import Run, simulate
+from simulated.record import Run
+from simulated.run import simulate
 
 
 def _quiet(seed: int) -> Run:
@@ -28,6 +29,7 @@ def _many(seeds: range, jobs: int) -> int:
     started, broken, done = time.monotonic(), 0, 0
     verdicts: Counter[str] = Counter()
     faults: Counter[str] = Counter()
+    again: Counter[str] = Counter()
     seconds = 0.0
     recovery: list[float] = []
     for run in _runs(seeds, jobs):
@@ -36,6 +38,7 @@ def _many(seeds: range, jobs: int) -> int:
         faults += run.faults
         seconds += run.seconds
         recovery.append(run.recovery_seconds)
+        again.update(retried=run.retried, continued=run.continued, restarted=run.restarts)
         for violation in run.violations:
             print(f"seed {run.seed}: {violation}", flush=True)
         broken += bool(run.violations)
@@ -49,6 +52,11 @@ def _many(seeds: range, jobs: int) -> int:
         ("seeds", f"{done:,}, of which {broken} with violations"),
         ("answers", ", ".join(f"{name} {count:,}" for name, count in verdicts.most_common())),
         ("faults", ", ".join(f"{name} {count:,}" for name, count in faults.most_common())),
+        (
+            "repair",
+            f"{again['retried']:,} further legs, of which {again['continued']:,} continued streams; "
+            f"{again['restarted']:,} restarts",
+        ),
         ("recovery", f"median {recovery[done // 2]:.1f} s, longest {recovery[-1]:.1f} s"),
         ("virtual time", f"{seconds / 3600:.1f} h in {time.monotonic() - started:.0f} s"),
     )

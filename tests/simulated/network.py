@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from simulated.journal_of_run import Journal
+from simulated.record import Journal
 from simulated.wires import Transport, Wire
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import httptools
 
 from simulated.generation import Answer, Crashes
-from simulated.journal_of_run import Journal
 from simulated.kv_feed import Feed
 from simulated.model import BLOCK, prompt_of
 from simulated.network import Network
+from simulated.record import Journal
 
 MODEL = "sim"
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from simulated.planted import PLANTED
-from simulated.world import simulate
+from simulated.run import simulate
 
-SEEDS = 240
-_BATCH = 40
+SEEDS = 210
+_BATCH = 30
 _FIND_WITHIN = 200
 
 
@@ -40,7 +40,7 @@ def test_a_planted_bug_is_found(bug: str) -> None:
 
 
 def test_a_seed_gives_the_same_bytes_in_another_process() -> None:
-    program = "from simulated.world import simulate; print(simulate(7).digest)"
+    program = "from simulated.run import simulate; print(simulate(7).digest)"
     root = Path(__file__).parents[2]
     environment = os.environ | {"PYTHONPATH": f"{root / 'src'}:{root / 'tests'}", "PYTHONHASHSEED": "17"}
     done = subprocess.run(

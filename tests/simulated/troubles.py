@@ -66,7 +66,7 @@ class Plan:
             stall_rate=sometimes(0.0005),
             attached=draws.random() < 0.25,
             kv_events=draws.random() < 0.4,
-            clients=draws.choice((2, 5, 5, 10, 30)),
+            clients=draws.choice((2, 3, 5, 5, 10, 20)),
             ttft_target=draws.choice((None, None, 0.5)),
             policy=draws.choice(ROUTERS),
             stops=draws.random() < 0.2,

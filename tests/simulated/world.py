@@ -4,31 +4,23 @@ clients ─► network ─► gateway, relay, registry, health, supervisor (the 
 """
 
 import asyncio
-import contextlib
 import errno
-import gc
-import logging
-import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
-import uvicorn.server
-
-from shoal.fleet import managed, supervisor
 from shoal.fleet.config import FleetConfig
+from shoal.fleet.gateway import Gateway, RequestRecord
 from shoal.fleet.service import FleetService
+from shoal.policy.outcomes import Outcome
+from shoal.policy.routing import Decision
 from simulated.client import Call, Client, draw_call
 from simulated.invariants import check_books, check_no_orphans, check_nothing_left, is_whole, open_breakers
-from simulated.journal_of_run import Journal
 from simulated.kv_feed import Feed
 from simulated.network import Network
 from simulated.processes import ProcessTable
-from simulated.programs import AttachedProgram, ReplicaProgram, SimulatedDialect
+from simulated.programs import AttachedProgram, ReplicaProgram
+from simulated.record import Journal, Run
 from simulated.settings import FIRST_ATTACHED_PORT, MAX_INFLIGHT, fleet_config
 from simulated.troubles import ROUTERS, Plan, Troubles
 from simulated.verdicts import Violation, judge
@@ -39,41 +31,23 @@ RECOVERY_SECONDS = 60.0
 MAX_REPLICAS = 4
 
 
-@dataclass
-class Run:
-    """What came of one seed."""
-
-    seed: int
-    violations: list[str] = field(default_factory=list)
-    verdicts: Counter[str] = field(default_factory=Counter)
-    faults: Counter[str] = field(default_factory=Counter)
-    recovery_seconds: float = 0.0
-    seconds: float = 0.0
-    """Of virtual time."""
-    callbacks: int = 0
-    continued: int = 0
-    retried: int = 0
-    restarts: int = 0
-    journal: Journal | None = None
-
-    @property
-    def digest(self) -> str:
-        assert self.journal is not None
-        return self.journal.digest
-
-
-class _Log(logging.Handler):
-    """What the fleet logs becomes part of the journal; an exception there is a violation."""
+class _Finished:
+    """What gateways say of requests that have ended."""
 
     def __init__(self, world: "World") -> None:
-        super().__init__(logging.INFO)
         self._world = world
 
-    def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
-        self._world.journal.note("log", f"{record.levelname} {text}")
-        if record.exc_info:
-            self._world.violate(f"logged: {text}: {record.exc_info[1]!r}")
+    def on_decision(self, record: RequestRecord, decision: Decision) -> None: ...
+    def on_leg(self, record: RequestRecord, pool: str, replica: str, outcome: Outcome) -> None: ...
+    def on_distrust(self, replica: str, trust: float) -> None: ...
+
+    def on_finished(self, record: RequestRecord) -> None:
+        run, finished = self._world.run, self._world.finished
+        finished[record.request_id] += 1
+        if finished[record.request_id] > 1:
+            self._world.violate(f"{record.request_id} was answered twice")
+        run.continued += record.continued
+        run.retried += max(0, record.attempts - 1)
 
 
 class World:
@@ -94,6 +68,7 @@ class World:
         self._calls = 0
         self._calm = asyncio.Event()
         self.troubles = Troubles(self)
+        self.finished: Counter[str] = Counter()
         self.closing = self.ended = self.over = False
         self._feeds: dict[int, Feed] = {}
         self.port = 0
@@ -127,6 +102,10 @@ class World:
         replicas = draws.randint(1, MAX_REPLICAS) if draws.random() < 0.7 else old.pools[0].count
         policy = draws.choice(ROUTERS) if draws.random() < 0.5 else old.router.policy
         return fleet_config(self.plan, replicas=replicas, policy=policy)
+
+    def _equip(self, service: FleetService, gateway: Gateway) -> Gateway:
+        gateway.observers.all.append(_Finished(self))
+        return gateway
 
     # Load.
 
@@ -165,7 +144,9 @@ class World:
             for place in range(MAX_REPLICAS):
                 self.attach(f"sim-{place}", FIRST_ATTACHED_PORT + place)
         config = fleet_config(self.plan, replicas=self.plan.replicas, policy=self.plan.policy)
-        self.service = FleetService(config, cores=1, read_config=self._reread, clock=self.loop.time)
+        self.service = FleetService(
+            config, cores=1, equip=self._equip, read_config=self._reread, clock=self.loop.time
+        )
         ready = asyncio.Event()
 
         async def on_ready(service: FleetService) -> None:
@@ -189,6 +170,7 @@ class World:
             self.service.stop()
             await self._ended(running)
         self.over = True
+        self.run.restarts = self.processes.started - self.plan.replicas if not self.plan.attached else 0
         for task in self._load_tasks:
             task.cancel()
         await asyncio.gather(*self._load_tasks, return_exceptions=True)
@@ -263,82 +245,3 @@ class World:
             if self.loop.time() - calm_at > RECOVERY_SECONDS:
                 raise Violation(f"not whole {RECOVERY_SECONDS:.0f} s after the last fault: {missing}")
             await asyncio.sleep(0.2)
-
-
-class _Ordered(dict[Any, None]):
-    """A set that is iterated in the order of insertion; stands in for uvicorn's, whose order changes per run."""
-
-    def add(self, item: Any) -> None:
-        self[item] = None
-
-    def discard(self, item: Any) -> None:
-        self.pop(item, None)
-
-
-class _ServerState:
-    """Uvicorn's."""
-
-    def __init__(self) -> None:
-        self.total_requests = 0
-        self.connections, self.tasks = _Ordered(), _Ordered()
-        self.default_headers: list[tuple[bytes, bytes]] = []
-
-
-@contextlib.contextmanager
-def _patched(world: World) -> Iterator[None]:
-    """What the fleet takes from the machine is the world's."""
-    dialects = {**supervisor.DIALECTS, "shoal": SimulatedDialect(world)}
-    with (
-        mock.patch.object(supervisor, "DIALECTS", dialects),
-        mock.patch.object(managed, "socket", SimpleNamespace(create_server=world.network.create_server)),
-        mock.patch.object(managed, "free_port_pair", world.network.free_ports),
-        mock.patch.object(os, "killpg", world.processes.killpg),
-        mock.patch.object(uvicorn.server, "time", SimpleNamespace(time=lambda: 1e9 + world.loop.time())),
-        mock.patch.object(uvicorn.server, "ServerState", _ServerState),
-    ):
-        yield
-
-
-@contextlib.contextmanager
-def _logged(world: World) -> Iterator[None]:
-    handler = _Log(world)
-    loggers = [logging.getLogger(name) for name in ("shoal", "shoal.fleet", "uvicorn.error", "asyncio")]
-    before = [(one.level, one.propagate, one.handlers) for one in loggers]
-    for one in loggers:
-        # Uvicorn tells its process id, which is another in each run.
-        one.setLevel(logging.INFO if one.name.startswith("shoal") else logging.WARNING)
-        one.propagate, one.handlers = False, [handler]
-    try:
-        yield
-    finally:
-        for one, (level, propagate, handlers) in zip(loggers, before, strict=True):
-            one.setLevel(level)
-            one.propagate, one.handlers = propagate, handlers
-
-
-def simulate(seed: int, *, prepare: Callable[[World], None] | None = None) -> Run:
-    """Run one seed to its end. `prepare` may change the world before."""
-    run = Run(seed)
-    state = random.getstate()
-    random.seed(f"{seed}/fleet")
-    loop = VirtualLoop(str(seed))
-    gc.disable()
-    try:
-        world = World(loop, run)
-        if prepare is not None:
-            prepare(world)
-        with _patched(world), _logged(world):
-            asyncio.set_event_loop(loop)
-            try:
-                loop.run_until_complete(world.live())
-            except Exception as error:
-                world.violate(f"the run failed: {error!r}")
-            for text in loop.unhandled:
-                world.violate(f"unhandled in the loop: {text}")
-        run.seconds, run.callbacks = loop.time() - 1000.0, loop.callbacks
-    finally:
-        asyncio.set_event_loop(None)
-        loop.close()
-        random.setstate(state)
-        gc.enable()
-    return run

@@ -2,7 +2,9 @@
 
 import hashlib
 import zlib
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 
 class Journal:
@@ -26,3 +28,29 @@ class Journal:
     @property
     def digest(self) -> str:
         return hashlib.sha256("\n".join(self.lines()).encode()).hexdigest()
+
+
+@dataclass
+class Run:
+    """What came of one seed."""
+
+    seed: int
+    violations: list[str] = field(default_factory=list)
+    verdicts: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    recovery_seconds: float = 0.0
+    seconds: float = 0.0
+    """Of virtual time."""
+    callbacks: int = 0
+    retried: int = 0
+    """Legs beyond the first of a request."""
+    continued: int = 0
+    """Those of them that went on with a stream."""
+    restarts: int = 0
+    """Processes started in place of others."""
+    journal: Journal | None = None
+
+    @property
+    def digest(self) -> str:
+        assert self.journal is not None
+        return self.journal.digest
