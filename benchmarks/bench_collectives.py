@@ -1,4 +1,4 @@
-"""Microseconds of an all-reduce between processes of this host: shared memory (compiled, Python) and Gloo.
+"""Microseconds of an all-reduce between processes of this host: shared memory and Gloo.
 
     python benchmarks/bench_collectives.py [--ranks 2]
 
@@ -17,8 +17,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from shoal.engine.parallel.group import Group
-from shoal.engine.parallel.shm import ShmGroup, connect
+from shoal.engine.parallel.shm import ShmGroup
 from shoal.engine.parallel.shm_layout import SegmentLayout, anonymous_segment
 from shoal.engine.parallel.traffic import TrafficCounters
 
@@ -27,16 +26,13 @@ SIZES = (64, 2048, 16 * 1024, 128 * 1024, 1024 * 1024)
 
 def rank(index: int, ranks: int, backend: str, fd: int, store: str, pipe: Connection) -> None:
     torch.set_num_threads(1)
-    layout = SegmentLayout(ranks)
     if backend == "gloo":
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=index, world_size=ranks)
         reduce: Callable[[torch.Tensor], object] = dist.all_reduce
     else:
         # /proc, because a spawned child does not inherit descriptors.
         own = os.open(f"/proc/{os.getppid()}/fd/{fd}", os.O_RDWR)
-        transport = connect(own, layout, index, timeout=30, world=range(ranks), kind=backend)  # type: ignore[arg-type]
-        group: Group = ShmGroup("tp", range(ranks), index, transport, TrafficCounters(), 30)
-        reduce = group.all_reduce
+        reduce = ShmGroup("tp", range(ranks), index, own, TrafficCounters(), 30).all_reduce
     for size in SIZES:
         tensor = torch.zeros(size // 4)
         repeats = 200 if size < 1 << 17 else 40
@@ -56,9 +52,9 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     ranks = parser.parse_args().ranks
     spawn = multiprocessing.get_context("spawn")
-    print(f"{'bytes':>9}  " + "  ".join(f"{name:>9}" for name in ("native", "python", "gloo")) + "   µs")
+    print(f"{'bytes':>9}  " + "  ".join(f"{name:>9}" for name in ("shared", "gloo")) + "   µs")
     columns: dict[str, dict[int, float]] = {}
-    for backend in ("native", "python", "gloo"):
+    for backend in ("shared", "gloo"):
         fd = anonymous_segment("bench", SegmentLayout(ranks).size)
         store = Path(f"/tmp/shoal-bench-store-{os.getpid()}-{backend}")
         pipes, processes = [], []

@@ -19,8 +19,7 @@ import torch.distributed as dist
 
 from shoal.engine.parallel.distributed import TorchGroup
 from shoal.engine.parallel.group import Group
-from shoal.engine.parallel.shm import ShmGroup, connect
-from shoal.engine.parallel.shm_layout import SegmentLayout
+from shoal.engine.parallel.shm import ShmGroup
 from shoal.engine.parallel.traffic import TrafficCounters
 
 SMALL, LARGE = 16, 64 * 1024
@@ -83,8 +82,7 @@ def gloo(index: int, host: str, port: int) -> Group:
 
 
 def shared(index: int, fd: int) -> Group:
-    transport = connect(fd, SegmentLayout(2), index, timeout=600, world=(0, 1))
-    return ShmGroup("tp", (0, 1), index, transport, TrafficCounters(), 600)
+    return ShmGroup("tp", (0, 1), index, fd, TrafficCounters(), 600)
 
 
 def main() -> None:

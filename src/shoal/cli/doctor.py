@@ -93,7 +93,7 @@ def _kernels() -> list[tuple[str, str]]:
     from shoal.engine.ops.kernels import select_kernels
     from shoal.engine.ops.native_library import backend
     from shoal.engine.ops.self_test import self_test
-    from shoal.engine.parallel.shm_native import find_library
+    from shoal.engine.parallel import shm_native
 
     found, chosen = backend(), select_kernels(os.environ.get("SHOAL_KERNELS")).name
     rows = [("kernels", chosen if chosen.startswith("native") else f"{chosen}: plain PyTorch, slower")]
@@ -102,8 +102,8 @@ def _kernels() -> list[tuple[str, str]]:
     else:
         rows.append(("compiled kernels", ", ".join(found.isas) + " (SHOAL_KERNELS=native-… picks another)"))
         rows += [(f"{isa} self-test", str(self_test(select_kernels(f"native-{isa}")))) for isa in found.isas]
-    between = "compiled" if find_library() else "Python, slower: the package was built without a C++ compiler"
-    rows.append(("collectives", between))
+    between = shm_native.backend()
+    rows.append(("collectives", "compiled" if between.library else f"Gloo, slower: {between.detail}"))
     return rows
 
 

@@ -37,24 +37,23 @@ def open_mesh(setup: Setup, watch: memoryview | None) -> Mesh:
 
         return open_distributed(setup)
     traffic = TrafficCounters()
-    timeout = setup.options.step_timeout
 
     def group(axis: GroupAxis, members: tuple[int, ...]) -> Group:
-        from shoal.engine.parallel.shm import SPIN_SECONDS, ShmGroup, connect
+        from shoal.engine.parallel.shm import SPIN_SECONDS, ShmGroup
 
         fd = setup.segments[axis]
-        index = members.index(setup.rank)
-        transport = connect(
+        made = ShmGroup(
+            axis,
+            members,
+            members.index(setup.rank),
             fd,
-            SegmentLayout(len(members)),
-            index,
-            timeout=timeout,
-            world=members,
+            traffic,
+            setup.options.step_timeout,
             spin=0.0 if setup.oversubscribed else SPIN_SECONDS,
             watch=watch,
             lock_step=axis in LOCK_STEP_AXES,
         )
         os.close(fd)
-        return ShmGroup(axis, members, index, transport, traffic, timeout)
+        return made
 
     return Mesh(setup.layout, setup.rank, group, traffic)

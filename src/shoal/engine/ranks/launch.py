@@ -13,8 +13,8 @@ import msgspec
 from shoal.engine.errors import EngineError
 from shoal.engine.options import EngineOptions
 from shoal.engine.parallel.open import shared_memory_axes
-from shoal.engine.parallel.shm import backend
 from shoal.engine.parallel.shm_layout import anonymous_segment
+from shoal.engine.parallel.shm_native import backend
 from shoal.engine.ranks.heartbeat import BeatBoard
 from shoal.engine.ranks.link import Setup
 from shoal.engine.ranks.processes import RankSpec

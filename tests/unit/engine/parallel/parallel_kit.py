@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from shoal.engine.parallel.shm import ShmGroup, connect
+from shoal.engine.parallel.shm import ShmGroup
 from shoal.engine.parallel.shm_layout import SegmentLayout, anonymous_segment
 from shoal.engine.parallel.traffic import TrafficCounters
 
@@ -20,14 +20,7 @@ def make_groups(
     ranks = range(10, 10 + size)
     try:
         return [
-            ShmGroup(
-                axis,
-                ranks,
-                index,
-                connect(fd, layout, index, timeout=timeout, world=ranks, spin=0.0),
-                TrafficCounters(),
-                timeout,
-            )
+            ShmGroup(axis, ranks, index, fd, TrafficCounters(), timeout, layout=layout, spin=0.0)
             for index in range(size)
         ]
     finally:

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from parallel_kit import make_groups, run
 
 from shoal.engine.parallel.group import CollectiveTimeout
-from shoal.engine.parallel.shm import ShmGroup, backend
+from shoal.engine.parallel.shm import ShmGroup
 from shoal.engine.parallel.shm_layout import LINE, PAGE, SegmentLayout
-from shoal.engine.parallel.shm_native import find_library, load_library
+from shoal.engine.parallel.shm_native import backend
 
 pytestmark = pytest.mark.skipif(backend().library is None, reason=f"no compiled library: {backend().detail}")
 sizes = pytest.mark.parametrize("size", [2, 3, 4])
@@ -173,10 +173,8 @@ def test_a_sender_without_a_receiver_and_a_receiver_without_a_sender_time_out(si
 def test_stamps_wrap_around(size: int) -> None:
     groups = make_groups(size)
     for group in groups:  # as after almost 2^32 rounds
-        transport = group._transport
-        assert transport is not None
-        transport._group.round = 2**32 - 3
-        ctypes.c_uint32.from_buffer(transport._base, PAGE + group.index * LINE).value = 2**32 - 3
+        group._live.round = 2**32 - 3
+        ctypes.c_uint32.from_buffer(group._base, PAGE + group.index * LINE).value = 2**32 - 3
     run(groups, lambda g: [g.barrier() for _ in range(8)])
 
 
@@ -190,6 +188,6 @@ def test_what_cannot_be_summed_is_refused() -> None:
 
 @pytest.mark.parametrize(("ranks", "slot", "depth"), [(2, 256, 2), (5, 4096, 1), (64, 131072, 4)])
 def test_both_sides_compute_the_same_layout(ranks: int, slot: int, depth: int) -> None:
-    path = find_library()
-    assert path is not None
-    assert load_library(path).shoal_segment_bytes(ranks, slot, depth) == SegmentLayout(ranks, slot, depth).size
+    library = backend().library
+    assert library is not None
+    assert library.shoal_segment_bytes(ranks, slot, depth) == SegmentLayout(ranks, slot, depth).size
