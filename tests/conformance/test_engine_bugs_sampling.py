@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sampling_kit import BOS, byte_level_tokenizer, logits_of, run_alone, sentencepiece_tokenizer
-from shoal.engine.sampling.errors import InvalidParameter
+from shoal.engine.errors import InvalidParameter
 from shoal.engine.sampling.params import SamplingParams
 from shoal.engine.sampling.random import params_of_choice
 from shoal.engine.sampling.sampler import Sampler, SampleRow

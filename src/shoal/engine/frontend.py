@@ -5,11 +5,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from shoal.engine.errors import InvalidRequest
+from shoal.engine.errors import InvalidParameter, InvalidRequest
 from shoal.engine.handoff.params import KvTransferParams
 from shoal.engine.request import EngineRequest
 from shoal.engine.sampling.defaults import SamplingDefaults
-from shoal.engine.sampling.errors import InvalidParameter
 from shoal.engine.sampling.guided import GuidedCompiler
 from shoal.engine.sampling.params import SamplingParams
 from shoal.engine.sampling.validate import resolve_bad_words, resolve_seed, validate_params, validate_token_ids

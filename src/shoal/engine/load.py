@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from shoal.engine.core import EngineCore, KvEventSink
-from shoal.engine.errors import EngineError, InvalidOption
+from shoal.engine.errors import ChatTemplateError, EngineError, InvalidOption
 from shoal.engine.executor import Executor, InProcessExecutor
 from shoal.engine.frontend import Frontend
 from shoal.engine.kv.blocks import KvBlocks
@@ -20,7 +20,6 @@ from shoal.engine.ranks.rank import join
 from shoal.engine.ranks.rendezvous import LaunchEnv
 from shoal.engine.sampling.guided import GuidedCompiler
 from shoal.engine.sources import model_of
-from shoal.engine.text.errors import ChatTemplateError
 from shoal.engine.text.tokenizer import load_tokenizer
 from shoal.policy.batching import LaneScheduler, Scheduler, SchedulerConfig
 from shoal.policy.experts import ExpertBalancer, initial_placement

@@ -34,11 +34,6 @@ class Paying:
             return None
         return self.owned / self.rented
 
-    def api_break_even(self, price_input: float, price_output: float, per_hour: float) -> float:
-        """Output tokens per hour at which an API, at US dollars per million tokens, costs `per_hour`."""
-        per_token = (price_output + price_input * self.input_per_output) / 1e6
-        return per_hour / per_token
-
 
 def paying(question: Question, design: Design) -> Paying:
     """Both bases of price and the power of a design, spares included."""

@@ -2,9 +2,7 @@
 
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
-from shoal.plan.api import ASSUMED_TPOT, ASSUMED_TTFT
 from shoal.plan.asked import FIELDS, Asked
 from shoal.plan.question import Question
 from shoal.plan.words import plural
@@ -66,44 +64,6 @@ def _where(question: Question) -> str:
     return where if question.max_devices is None else f"at most {question.max_devices:,} × {where}"
 
 
-def asked_of(question: Question, model: str) -> Asked:
-    """The question as texts that `read_asked` reads back to it; defaults left out.
-
-    Args:
-        model: how the model was named.
-    """
-    load, slo = question.workload, question.slo
-    names = [accelerator.name for accelerator in question.accelerators]
-    everything = [accelerator.name for accelerator in load_catalog().considered]
-    shown = Asked(
-        model=model,
-        gpu=None if names == everything else ", ".join(names),
-        users=None if load.users is None else f"{load.users:.12g}",
-        rate=None if load.rate is None else f"{load.rate:.12g}/s",
-        context=None if load.input.maximum is None else f"{load.longest_context:.0f}",
-        input=f"{load.input.mean:.0f}",
-        output=f"{load.output.mean:.0f}",
-        ttft=_time(slo.ttft, ASSUMED_TTFT),
-        tpot=_time(slo.tpot, ASSUMED_TPOT),
-        percentile=None if slo.percentile == 50 else f"p{slo.percentile:.12g}",
-        prefix_hit=_share(load.prefix_hit, 0.0),
-        peak_to_mean=None if load.peak_to_mean == 1 else f"{load.peak_to_mean:.12g}",
-        headroom=_share(question.headroom, 0.1),
-        spares=str(question.spares) if question.spares else None,
-        max_devices=None if question.max_devices is None else str(question.max_devices),
-        engine=None if question.engines[0].engine == "vllm" else question.engines[0].engine,
-        engine_version=_engine_version(question),
-        memory_utilization=None if question.memory_fraction is None else f"{question.memory_fraction * 100:.12g}%",
-        max_num_seqs=None if question.max_sequences is None else str(question.max_sequences),
-        weights=", ".join(question.weights) or None,
-        kv_dtype=", ".join(question.kv_dtypes) or None,
-        split=None if question.split == "auto" else question.split,
-        prices=None if question.basis == "owned" else question.basis,
-        sized_for=None if question.assurance == "mean" else question.assurance,
-    )
-    return shown
-
-
 def command(asked: Asked, program: str = "shoal plan") -> str:
     """The command line that asks this question; what is the default in any case is left out."""
     words = [*program.split(), *([asked.model] if asked.model else [])]
@@ -126,20 +86,3 @@ _DEFAULTS: Mapping[str, str] = {
     "spares": "0", "engine": "vllm", "split": "auto", "prices": "owned", "sized_for": "mean",
 }  # fmt: skip
 """As the page's form has them."""
-
-
-def _time(seconds: float | None, default: float) -> str | None:
-    if seconds is None:
-        return "none"
-    if seconds == default:
-        return None
-    return f"{seconds:.12g}s" if seconds >= 1 else f"{seconds * 1e3:.12g}ms"
-
-
-def _share(share: float, default: float) -> str | None:
-    return None if share == default else f"{share * 100:.12g}%"
-
-
-def without_traffic(asked: Asked) -> Asked:
-    """The question with neither users nor a rate."""
-    return replace(asked, users=None, rate=None)

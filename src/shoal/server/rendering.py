@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from shoal.engine.text.errors import ChatTemplateError
+from shoal.engine.errors import ChatTemplateError
 from shoal.engine.text.tokenizer import Tokenizer
 from shoal.http.errors import ApiError
 from shoal.server.fields import JsonObject

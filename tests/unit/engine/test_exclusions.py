@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sampling_kit import byte_level_tokenizer, logits_of, sentencepiece_tokenizer
-from shoal.engine.sampling.errors import InvalidParameter
+from shoal.engine.errors import InvalidParameter
 from shoal.engine.sampling.guided import GuidedCompiler
 from shoal.engine.sampling.params import GuidedParams, SamplingParams
 from shoal.engine.sampling.sampler import Sampler, SampleRow

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from sampling_kit import accepts, byte_level_tokenizer
-from shoal.engine.sampling.errors import InvalidParameter
+from shoal.engine.errors import InvalidParameter
 from shoal.engine.sampling.guided import GuidedCompiler
 from shoal.engine.sampling.params import GuidedParams
 

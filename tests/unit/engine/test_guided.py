@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from sampling_kit import byte_level_tokenizer, logits_of, sentencepiece_tokenizer
+from shoal.engine.errors import InvalidParameter
 from shoal.engine.sampling import guided as guided_module
-from shoal.engine.sampling.errors import InvalidParameter
 from shoal.engine.sampling.guided import MAX_SOURCE_CHARS, GuidedCompiler
 from shoal.engine.sampling.params import GuidedParams, SamplingParams
 from shoal.engine.sampling.sampler import Sampler, SampleRow

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sampling_kit import accepts, byte_level_tokenizer
-from shoal.engine.sampling.errors import InvalidParameter
+from shoal.engine.errors import InvalidParameter
 from shoal.engine.sampling.guided import GuidedCompiler
 from shoal.engine.sampling.json_schema import SchemaError, prepare, show_path
 from shoal.engine.sampling.params import GuidedParams

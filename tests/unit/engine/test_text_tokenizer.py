@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from sampling_kit import BOS, EOS, byte_level_tokenizer, sentencepiece_tokenizer
-from shoal.engine.errors import EngineError
+from shoal.engine.errors import ChatTemplateError, EngineError, TokenizerError
 from shoal.engine.text.chat import render_chat
 from shoal.engine.text.detokenize import IncrementalDetokenizer
-from shoal.engine.text.errors import ChatTemplateError, TokenizerError
 from shoal.engine.text.tokenizer import load_tokenizer
 
 TEMPLATE = (

@@ -19,9 +19,6 @@ def test_break_evens_are_the_figures_by_hand() -> None:
     assert found.rented == pytest.approx(2.00 * best.devices)
     assert found.share_of_hours == pytest.approx(1.17 / 2.00)
     assert found.kilowatts == pytest.approx(0.7 * best.devices * (1 + HOST_SHARE) * FACILITY)
-    # What is bought at the break-even price for an hour's demand costs what the devices cost for an hour.
-    at = found.api_break_even(0.10, 0.40, best.cost.per_hour)
-    assert at * 0.40 / 1e6 + at * 4 * 0.10 / 1e6 == pytest.approx(best.cost.per_hour)
     million = best.cost.per_hour / found.output_per_hour * 1e6
     assert million == pytest.approx(best.cost.per_million_output.mean)
 

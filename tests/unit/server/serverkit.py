@@ -16,11 +16,10 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from sampling_kit import accepts
-from shoal.engine.errors import InvalidRequest
+from shoal.engine.errors import InvalidParameter, InvalidRequest
 from shoal.engine.outputs import EngineStats, RequestOutput
 from shoal.engine.request import EngineRequest
 from shoal.engine.sampling.defaults import SamplingDefaults
-from shoal.engine.sampling.errors import InvalidParameter
 from shoal.engine.sampling.guided import GuidedCompiler
 from shoal.engine.sampling.params import GuidedParams, SamplingParams
 from shoal.engine.text.convert import ConvertedTokenizer, TokenizerMeta

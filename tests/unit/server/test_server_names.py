@@ -7,8 +7,8 @@ import pytest
 from serverkit import Served
 
 from sampling_kit import byte_level_tokenizer
+from shoal.engine.errors import ChatTemplateError
 from shoal.engine.options import served_names
-from shoal.engine.text.errors import ChatTemplateError
 from shoal.engine.text.tokenizer import load_tokenizer
 
 ASK = {"prompt": "Hi", "max_tokens": 2}

@@ -7,7 +7,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from shoal.engine.weights.errors import WeightsError
+from shoal.engine.errors import WeightsError
 from shoal.engine.weights.source import Ranges, cut
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from shoal.engine.errors import WeightsError
 from shoal.engine.layers.attention import Attention
 from shoal.engine.layers.linear import Linear, RowLinear
 from shoal.engine.layers.loading import Span
@@ -22,7 +23,6 @@ from shoal.engine.models.decoder import CausalLM, DecoderLayer
 from shoal.engine.models.names import canonical
 from shoal.engine.options import LoraModule
 from shoal.engine.weights.checkpoint import SafetensorsSource
-from shoal.engine.weights.errors import WeightsError
 
 _TENSOR = re.compile(r"^(?:base_model\.model\.)?(.+)\.lora_(A|B)(?:\.default)?\.weight$")
 _LAYER = re.compile(r"^layers\.(\d+)\.")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from shoal.engine import ops
 from shoal.engine.batch import Batch
+from shoal.engine.errors import WeightsError
 from shoal.engine.kv.cache import KvCache, LayerKv
 from shoal.engine.layers.attention import Attention, Rotation
 from shoal.engine.layers.embedding import Embedding, Head
@@ -31,7 +32,6 @@ from shoal.engine.ops.fused import FusedLayer, FusedLayers, FusedStage, Product
 from shoal.engine.parallel.mesh import Mesh
 from shoal.engine.parallel.placement import own_layers
 from shoal.engine.parallel.shm import ShmGroup
-from shoal.engine.weights.errors import WeightsError
 from shoal.engine.weights.source import Ranges, WeightSource
 from shoal.policy.experts import ExpertPlacement, LayerLoad
 from shoal.specs.model import LayerSpec, ModelSpec, RopeSpec

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shoal.engine import ops
 from shoal.engine.batch import SequenceRows, build_batch
+from shoal.engine.errors import WeightsError
 from shoal.engine.kv.budget import available_memory, kv_budget
 from shoal.engine.kv.cache import KvCache, kv_block_bytes
 from shoal.engine.models.build import build_model
@@ -19,7 +20,6 @@ from shoal.engine.options import EngineOptions
 from shoal.engine.pooling.config import PoolingSpec
 from shoal.engine.pooling.model import TokenSequence
 from shoal.engine.weights import open_weights
-from shoal.engine.weights.errors import WeightsError
 from shoal.specs.model import ModelSpec
 from shoal.specs.parse import parse_config
 

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.engine import ops
+from shoal.engine.errors import WeightsError
 from shoal.engine.pooling.config import PoolingSpec, UnsupportedPooling
 from shoal.engine.pooling.model import TokenSequence
 from shoal.engine.weights import open_weights
-from shoal.engine.weights.errors import WeightsError
 
 _PREFIXES = ("bert.", "roberta.")
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import tokenizers
 
+from shoal.engine.errors import TokenizerError
 from shoal.engine.pooling.model import TokenSequence
-from shoal.engine.text.errors import TokenizerError
 
 
 class TextTooLong(ValueError):

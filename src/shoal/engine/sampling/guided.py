@@ -15,7 +15,7 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.engine.sampling.errors import InvalidParameter
+from shoal.engine.errors import InvalidParameter
 from shoal.engine.sampling.gbnf import lark_of
 from shoal.engine.sampling.json_schema import SchemaError, prepare, show_path
 from shoal.engine.sampling.params import GuidedParams

@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, Protocol, get_args
 
+from shoal.engine.errors import InvalidParameter
 from shoal.engine.sampling.bad_words import resolve_bad_words
-from shoal.engine.sampling.errors import InvalidParameter
 from shoal.engine.sampling.params import GuidedKind, GuidedParams, SamplingParams
 from shoal.engine.sampling.random import resolve_seed
 

@@ -1,8 +1,8 @@
 """Where models come from: catalog, directory, GGUF, hub, object store; checksummed and atomic."""
 
+from shoal.engine.errors import SourceError
 from shoal.engine.sources.catalog import DEFAULT_MODEL, catalog
 from shoal.engine.sources.contracts import LocalModel
-from shoal.engine.sources.errors import SourceError
 from shoal.engine.sources.progress import Progress, Transferred, progress_bars
 from shoal.engine.sources.resolve import cached_models, model_of, resolve_model
 

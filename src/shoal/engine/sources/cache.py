@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.engine.sources.errors import SourceError
+from shoal.engine.errors import SourceError
 from shoal.engine.sources.progress import Progress, Transferred, silent
 
 CHUNK_BYTES = 4 << 20

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from shoal.engine.errors import SourceError
 from shoal.engine.sources.cache import Manifest, Stored
-from shoal.engine.sources.errors import SourceError
 from shoal.engine.sources.progress import Progress
 
 Kind = Literal["catalog", "directory", "gguf", "hub", "url"]

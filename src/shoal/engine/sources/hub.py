@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from shoal.engine.errors import SourceError
 from shoal.engine.sources.cache import (
     FileRecord,
     Manifest,
@@ -22,7 +23,6 @@ from shoal.engine.sources.cache import (
     sha256_of,
 )
 from shoal.engine.sources.contracts import Kind, offline_error
-from shoal.engine.sources.errors import SourceError
 from shoal.engine.sources.local import require_weights
 from shoal.engine.sources.progress import Progress, Transferred
 from shoal.engine.sources.select import select_files

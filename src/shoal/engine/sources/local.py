@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from shoal.engine.errors import SourceError, did_you_mean
 from shoal.engine.sources.contracts import LocalModel
-from shoal.engine.sources.errors import SourceError, did_you_mean
 from shoal.engine.sources.select import gguf_files
 from shoal.specs.errors import UnreadableModel
 from shoal.specs.gguf_header import SHARD, shard_paths

@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
+from shoal.engine.errors import SourceError
 from shoal.engine.sources.cache import CHUNK_BYTES, FileRecord, Manifest, Stored, record, require_space
 from shoal.engine.sources.contracts import Kind, offline_error
-from shoal.engine.sources.errors import SourceError
 from shoal.engine.sources.progress import Progress, Transferred
 from shoal.engine.sources.select import select_files
 

@@ -4,11 +4,11 @@ import os
 import re
 from pathlib import Path
 
+from shoal.engine.errors import SourceError, did_you_mean
 from shoal.engine.options import EngineOptions
 from shoal.engine.sources.cache import ModelCache, Stored, cache_root
 from shoal.engine.sources.catalog import DEFAULT_MODEL, catalog
 from shoal.engine.sources.contracts import LocalModel, Source
-from shoal.engine.sources.errors import SourceError, did_you_mean
 from shoal.engine.sources.local import local_model
 from shoal.engine.sources.progress import Progress, silent
 

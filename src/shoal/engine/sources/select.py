@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 
-from shoal.engine.sources.errors import SourceError, did_you_mean
+from shoal.engine.errors import SourceError, did_you_mean
 from shoal.specs.gguf_header import SHARD
 
 # Everything beside the weights is small; taking all of it keeps tokenizers of every family working.

@@ -15,6 +15,7 @@ import time
 import zipfile
 from pathlib import Path
 
+from shoal.engine.errors import SourceError
 from shoal.engine.sources.cache import (
     CHUNK_BYTES,
     Manifest,
@@ -26,7 +27,6 @@ from shoal.engine.sources.cache import (
 )
 from shoal.engine.sources.catalog import CatalogModel, Wheel
 from shoal.engine.sources.contracts import Kind, offline_error
-from shoal.engine.sources.errors import SourceError
 from shoal.engine.sources.progress import Progress, Transferred
 
 STALL_SECONDS = 240.0

@@ -18,7 +18,7 @@ import jinja2
 import jinja2.ext
 import jinja2.sandbox
 
-from shoal.engine.text.errors import ChatTemplateError
+from shoal.engine.errors import ChatTemplateError
 
 Message = Mapping[str, Any]
 """One message in OpenAI's shape: `role`, `content`, and optionally `tool_calls`, `tool_call_id`, `name`."""

@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
+from shoal.engine.errors import TokenizerError
 from shoal.engine.sampling.defaults import SamplingDefaults, gguf_sampling_defaults, read_generation_config
 from shoal.engine.sources.cache import cache_root
-from shoal.engine.text.errors import TokenizerError
 from shoal.specs.errors import UnreadableModel
 from shoal.specs.gguf_header import read_gguf_header
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import tokenizers
 
-from shoal.engine.text.errors import TokenizerError
+from shoal.engine.errors import TokenizerError
 
 Family = Literal["byte_level", "sentencepiece", "words"]
 

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import tokenizers
 
+from shoal.engine.errors import ChatTemplateError, TokenizerError
 from shoal.engine.text.bounds import LengthBound, length_bound
 from shoal.engine.text.chat import Message, read_template, render_chat, render_continued
 from shoal.engine.text.convert import ConvertedTokenizer, TokenizerMeta, converted
-from shoal.engine.text.errors import ChatTemplateError, TokenizerError
 from shoal.engine.text.pieces import TokenPieces
 from shoal.engine.text.reasoning import ReasoningMarks, reasoning_marks_of
 from shoal.engine.text.tool_prompt import with_tool_prompt

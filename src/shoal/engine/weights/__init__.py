@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
+from shoal.engine.errors import WeightsError
 from shoal.engine.weights.checkpoint import SafetensorsSource, open_directory
-from shoal.engine.weights.errors import WeightsError
 from shoal.engine.weights.gguf_file import GgufSource
 from shoal.engine.weights.published import as_published
 from shoal.engine.weights.source import WeightSource

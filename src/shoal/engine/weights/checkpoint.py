@@ -16,8 +16,8 @@ import msgspec
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from shoal.engine.errors import WeightsError
 from shoal.engine.sources.select import weight_files
-from shoal.engine.weights.errors import WeightsError
 from shoal.engine.weights.source import Ranges
 
 INDEX = "model.safetensors.index.json"

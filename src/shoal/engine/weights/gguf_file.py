@@ -16,7 +16,7 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from torch import Tensor
 
-from shoal.engine.weights.errors import WeightsError
+from shoal.engine.errors import WeightsError
 from shoal.engine.weights.source import Ranges, cut
 from shoal.specs.errors import UnreadableModel
 from shoal.specs.gguf_header import GgufTensor, read_gguf_header

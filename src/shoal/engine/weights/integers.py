@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from shoal.engine.weights.errors import WeightsError
+from shoal.engine.errors import WeightsError
 from shoal.engine.weights.source import Ranges, Recipe, WeightSource
 
 CODES = 8

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from shoal.engine.weights.errors import WeightsError
+from shoal.engine.errors import WeightsError
 from shoal.engine.weights.integers import integer_recipes
 from shoal.engine.weights.mxfp4 import GROUP, dequantize_mxfp4
 from shoal.engine.weights.source import Ranges, Recipe, WeightSource
