@@ -122,8 +122,8 @@ class BlockPool:
         If another block has this content already, that one stays the one to reuse and this one goes without a hash.
         `extras`: of its sequence; they are part of a first block's hash.
         """
-        if len(tokens) < start + self.block_size:
-            held = len(tokens) - start
+        held = len(tokens) - start
+        if held < self.block_size:
             raise IntegrityError(f"block {block} is registered with {held} tokens, not {self.block_size}")
         if self._references[block] < 1 or self._hashes[block] is not None:
             raise IntegrityError(f"block {block} is registered without an owner, or twice")
@@ -132,17 +132,38 @@ class BlockPool:
         self._hashes[block] = block_hash
         self._by_hash[block_hash] = block
         if self._record_events:
-            keys = (tuple(value for _, value in extras),) if extras and parent is None else None
-            self._events.append(
-                BlockStored(
-                    (block_hash,),
-                    parent,
-                    tuple(tokens[start : start + self.block_size]),
-                    self.block_size,
-                    lora_name=dict(extras).get("lora"),
-                    extra_keys=keys,
-                )
-            )
+            self._announce(block_hash, parent, tuple(tokens[start : start + self.block_size]), extras)
+
+    def register_chain(
+        self,
+        blocks: Sequence[int],
+        hashes: Sequence[bytes],
+        tokens: Sliceable,
+        first: int,
+        stop: int,
+        extras: Extras,
+    ) -> None:
+        """Register the blocks of a sequence from `first` to before `stop`, which are full: see `register`."""
+        if self._record_events or len(tokens) < stop * self.block_size:
+            for index in range(first, stop):
+                parent = hashes[index - 1] if index else None
+                self.register(blocks[index], hashes[index], parent, tokens, index * self.block_size, extras)
+            return
+        references, known, by_hash = self._references, self._hashes, self._by_hash
+        for index in range(first, stop):
+            block, block_hash = blocks[index], hashes[index]
+            if references[block] < 1 or known[block] is not None:
+                raise IntegrityError(f"block {block} is registered without an owner, or twice")
+            if block_hash not in by_hash:
+                known[block] = block_hash
+                by_hash[block_hash] = block
+
+    def _announce(self, block_hash: bytes, parent: bytes | None, tokens: tuple[int, ...], extras: Extras) -> None:
+        keys = (tuple(value for _, value in extras),) if extras and parent is None else None
+        lora = dict(extras).get("lora")
+        self._events.append(
+            BlockStored((block_hash,), parent, tokens, self.block_size, lora_name=lora, extra_keys=keys)
+        )
 
     def clear_cache(self) -> None:
         """Forget every hash. Owners keep their blocks; nothing stored before is found again."""

@@ -145,8 +145,10 @@ class Scheduler:
         plans = self.config.max_plans_in_flight
         # Plans in flight share the sequences evenly, or one plan would take all and leave the other stages idle.
         seats = -(-min(len(self._sequences), self.config.max_sequences) // plans)
-        taken = [step.micro_batch for step in self._in_flight.values()]
-        micro_batch = next(index for index in range(plans) if index not in taken)
+        micro_batch = 0
+        if plans > 1:
+            taken = [step.micro_batch for step in self._in_flight.values()]
+            micro_batch = next(index for index in range(plans) if index not in taken)
         return Step(self.config.token_budget, seats, micro_batch, self._steps)
 
     def _continue_ready(self, step: Step) -> None:

@@ -117,12 +117,9 @@ class BlockTables:
         if full <= sequence.committed:
             return
         if self._caching:
-            hashes, tokens, blocks = sequence.hashes, sequence.tokens, sequence.blocks
+            hashes, tokens = sequence.hashes, sequence.tokens
             self._hasher.extend(hashes, tokens, sequence.extras)
-            size = self.pool.block_size
-            for index in range(sequence.committed, full):
-                parent = hashes[index - 1] if index else None
-                self.pool.register(blocks[index], hashes[index], parent, tokens, index * size, sequence.extras)
+            self.pool.register_chain(sequence.blocks, hashes, tokens, sequence.committed, full, sequence.extras)
         sequence.committed = full
 
     def release(self, sequence: SequenceState) -> None:
