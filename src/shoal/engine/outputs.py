@@ -82,17 +82,17 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 
     waiting: int
     running: int
-    kv_total_blocks: int
-    kv_used_blocks: int
+    kv_total_blocks: int = 0
+    kv_used_blocks: int = 0
     """Blocks owned by live sequences."""
-    kv_cached_blocks: int
+    kv_cached_blocks: int = 0
     """Blocks that are free but still hold a reusable prefix."""
-    preemptions: int
-    prefix_queried_tokens: int
-    prefix_hit_tokens: int
-    prompt_tokens: int
-    generated_tokens: int
-    steps: int
+    preemptions: int = 0
+    prefix_queried_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    steps: int = 0
     kv_block_tokens: int = 0
     """Tokens a block; 0: not told."""
     kv_offers: int = 0

@@ -117,13 +117,13 @@ class ManagedReplica:
                     log.exception("replica %s", self.name)
                     delay = self._on_crash(_Crashed(f"could not be started: {error}"))
                 finally:
-                    await self._end_process(grace=0)
+                    await self._kill()
                 if delay is None:
                     return
                 await asyncio.sleep(delay)
                 self.restarts += 1
         finally:
-            await self._end_process(grace=0)
+            await self._kill()
 
     def _on_crash(self, crash: _Crashed) -> float | None:
         """Return the seconds until it is started again; None: it is given up."""
@@ -307,10 +307,10 @@ class ManagedReplica:
             self._gate.adapter.close()
             self._gate = None
 
-    async def _end_process(self, grace: float) -> None:
+    async def _kill(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            await process.end(grace)
+            await process.end(grace=0)
 
     # The end.
 

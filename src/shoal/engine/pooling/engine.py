@@ -135,17 +135,7 @@ class PoolingEngine:
     def stats(self) -> EngineStats:
         """Safe in any thread."""
         return EngineStats(
-            waiting=self._waiting,
-            running=self._running,
-            kv_total_blocks=0,
-            kv_used_blocks=0,
-            kv_cached_blocks=0,
-            preemptions=0,
-            prefix_queried_tokens=0,
-            prefix_hit_tokens=0,
-            prompt_tokens=self._tokens,
-            generated_tokens=0,
-            steps=self._steps,
+            waiting=self._waiting, running=self._running, prompt_tokens=self._tokens, steps=self._steps
         )
 
     async def drain(self, timeout: float) -> bool:

@@ -80,7 +80,7 @@ def _packed(source: WeightSource, stem: str) -> Recipe:
 
     def read(ranges: Ranges) -> Tensor:
         rows, columns = ranges
-        codes = unpacked(source.read(f"{stem}.weight_packed", (rows, _numbers(columns))), 1)
+        codes = unpacked(source.read(f"{stem}.weight_packed", (rows, _numbers(columns))))
         codes = codes.narrow(1, columns.start % CODES, len(columns)) - CODES
         scale = source.read(f"{stem}.weight_scale", (rows,)).float()
         return codes * scale[:, torch.arange(columns.start, columns.stop) // group]
@@ -110,27 +110,26 @@ def _grouped(source: WeightSource, stem: str, listed: bool, gptq_zero: int) -> R
         if listed:
             group = source.read(f"{stem}.g_idx", (columns,)).long()
         if along_inputs:
-            codes = unpacked(source.read(f"{stem}.qweight", (_numbers(columns), rows)).t(), 1)
+            codes = unpacked(source.read(f"{stem}.qweight", (_numbers(columns), rows)).t())
             codes = codes.narrow(1, columns.start % CODES, len(columns))
         else:
             codes = _awq(source.read(f"{stem}.qweight", (columns, _numbers(rows))), rows).t()
         stored = source.read(f"{stem}.qzeros", (range(scales[0]), _numbers(rows)))
-        zero = _rows_of(unpacked(stored, 1), rows) + gptq_zero if along_inputs else _awq(stored, rows)
+        zero = _rows_of(unpacked(stored), rows) + gptq_zero if along_inputs else _awq(stored, rows)
         scale = source.read(f"{stem}.scales", (range(scales[0]), rows)).float()
         return (codes - zero[group].t()) * scale[group].t()
 
     return Recipe((outputs, inputs), read)
 
 
-def unpacked(numbers: Tensor, dimension: int) -> Tensor:
-    """int32 [..., n, …] -> codes [..., 8 · n, …] float32, along `dimension`, the last one."""
-    assert dimension == numbers.dim() - 1
+def unpacked(numbers: Tensor) -> Tensor:
+    """int32 [..., n] -> codes [..., 8 · n] float32."""
     shifts = torch.arange(0, 32, 4, dtype=torch.int32)
     return ((numbers[..., None] >> shifts) & 15).flatten(-2).float()
 
 
 def _awq(numbers: Tensor, rows: range) -> Tensor:
-    codes = unpacked(numbers, 1).view(*numbers.shape, CODES)[..., list(_AWQ_ORDER)].flatten(1)
+    codes = unpacked(numbers).view(*numbers.shape, CODES)[..., list(_AWQ_ORDER)].flatten(1)
     return _rows_of(codes, rows)
 
 

@@ -2,7 +2,7 @@
 
 import re
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 from urllib.parse import urlsplit
@@ -229,10 +229,12 @@ class Dialect(Protocol):
 
     traits: Traits
 
+    @property
+    def adapter(self) -> Callable[..., HttpAdapter]:
+        """Makes what speaks to a replica: `(url, *, api_key, events)`."""
+
     def command(self, order: LaunchRequest) -> Command:
         """How to start it. Raises `NotStartable`."""
-
-    def adapter(self, url: str, *, api_key: str | None, events: str | None) -> HttpAdapter: ...
 
 
 def flags(options: Mapping[str, object]) -> list[str]:

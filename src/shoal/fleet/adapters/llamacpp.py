@@ -57,6 +57,7 @@ class LlamaCppAdapter(HttpAdapter):
 class LlamaCpp:
     # llama-cpp-python's server answers 400 to a request id that is no UUID.
     traits = Traits(any_request_id=False)
+    adapter = LlamaCppAdapter
 
     def command(self, order: LaunchRequest) -> Command:
         pool = order.pool
@@ -68,6 +69,3 @@ class LlamaCpp:
             environment["LLAMA_API_KEY"] = order.api_key
         order.listener.close()
         return Command(argv=tuple(argv), environment=environment, death_signal=signal.SIGTERM)
-
-    def adapter(self, url: str, *, api_key: str | None, events: str | None) -> LlamaCppAdapter:
-        return LlamaCppAdapter(url, api_key=api_key, events=events)

@@ -11,9 +11,7 @@ class OpenAiAdapter(HttpAdapter):
 
 class OpenAi:
     traits = Traits(any_request_id=False)
+    adapter = OpenAiAdapter
 
     def command(self, order: LaunchRequest) -> Command:
         raise NotStartable(f"pool {order.pool.name}: an engine of kind `openai` can't be started; give its `urls`")
-
-    def adapter(self, url: str, *, api_key: str | None, events: str | None) -> OpenAiAdapter:
-        return OpenAiAdapter(url, api_key=api_key, events=events)

@@ -21,6 +21,7 @@ class SglangAdapter(HttpAdapter):
 
 class Sglang:
     traits = Traits()
+    adapter = SglangAdapter
 
     def command(self, order: LaunchRequest) -> Command:
         pool, layout = order.pool, order.pool.layout
@@ -34,6 +35,3 @@ class Sglang:
         order.listener.close()
         environment = {"OMP_NUM_THREADS": str(order.threads), **pool.environment}
         return Command(argv=tuple(argv), environment=environment, death_signal=signal.SIGTERM)
-
-    def adapter(self, url: str, *, api_key: str | None, events: str | None) -> SglangAdapter:
-        return SglangAdapter(url, api_key=api_key, events=events)

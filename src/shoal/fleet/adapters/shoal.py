@@ -51,6 +51,7 @@ class ShoalAdapter(HttpAdapter):
 
 class Shoal:
     traits = Traits(returns_token_ids=True, resumes=True, publishes=True)
+    adapter = ShoalAdapter
 
     def command(self, order: LaunchRequest) -> Command:
         options = engine_options(order.pool)
@@ -79,6 +80,3 @@ class Shoal:
             sockets=(order.listener,),
             death_signal=signal.SIGKILL,
         )
-
-    def adapter(self, url: str, *, api_key: str | None, events: str | None) -> ShoalAdapter:
-        return ShoalAdapter(url, api_key=api_key, events=events)

@@ -32,6 +32,7 @@ _EVENTS = "ipc://@shoal-kv-{port}"
 
 class Vllm:
     traits = Traits(returns_token_ids=True, publishes=True, events_address=_EVENTS)
+    adapter = VllmAdapter
 
     def command(self, order: LaunchRequest) -> Command:
         pool, layout = order.pool, order.pool.layout
@@ -68,6 +69,3 @@ class Vllm:
         order.listener.close()
         # Its server has engine processes of its own, which it ends on SIGTERM.
         return Command(argv=tuple(argv), environment=environment, death_signal=signal.SIGTERM)
-
-    def adapter(self, url: str, *, api_key: str | None, events: str | None) -> VllmAdapter:
-        return VllmAdapter(url, api_key=api_key, events=events)

@@ -61,7 +61,7 @@ class ResponseStore:
     def get(self, response_id: str) -> StoredResponse:
         """`ApiError` 404 if it isn't here."""
         if (found := self._responses.get(response_id)) is None:
-            raise ApiError(404, _not_here("response", response_id), param="response_id", code="not_found")
+            raise ApiError(404, _not_here(response_id), param="response_id", code="not_found")
         return found
 
     def delete(self, response_id: str) -> None:
@@ -73,9 +73,7 @@ class ResponseStore:
         if response_id is None:
             return []
         if (found := self._responses.get(response_id)) is None:
-            message = (
-                f"previous_response_id: {_not_here('response', response_id)}; send the whole conversation as input"
-            )
+            message = f"previous_response_id: {_not_here(response_id)}; send the whole conversation as input"
             raise ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
         return found.conversation()
 
@@ -118,8 +116,8 @@ def as_input(item: OutputItem) -> InputItem:
             )
 
 
-def _not_here(what: str, identity: str) -> str:
+def _not_here(response_id: str) -> str:
     return (
-        f"{what} {identity[:100]!r} is not here: it was made by another replica, or with store=false, "
+        f"response {response_id[:100]!r} is not here: it was made by another replica, or with store=false, "
         "was deleted, or gave way to newer ones"
     )

@@ -25,7 +25,7 @@ def parse_deepseek_v3(fields: Fields, outer: Fields | None) -> ModelSpec:
 
 def parse_deepseek_v32(fields: Fields, outer: Fields | None) -> ModelSpec:
     """Every layer has an indexer that picks the keys a query sees; its own rotation is not interleaved."""
-    attention = read_mla(fields, read_mla_rope(fields), _indexer(fields, 64))
+    attention = read_mla(fields, read_mla_rope(fields), read_indexer(fields, 64))
     layers = [attention] * layer_count(fields)
     return _deepseek(fields, outer, layers, "DeepseekV32ForCausalLM", max_position=163_840)
 
@@ -33,7 +33,7 @@ def parse_deepseek_v32(fields: Fields, outer: Fields | None) -> ModelSpec:
 def parse_glm_moe_dsa(fields: Fields, outer: Fields | None) -> ModelSpec:
     """As V3.2; a layer marked `shared` reuses the choice of the last layer that has an indexer."""
     rope = read_mla_rope(fields)
-    full, shared = read_mla(fields, rope, _indexer(fields, 32)), read_mla(fields, rope)
+    full, shared = read_mla(fields, rope, read_indexer(fields, 32)), read_mla(fields, rope)
     layers = [full if kind == "full" else shared for kind in _indexer_types(fields)]
     return _deepseek(fields, outer, layers, "GlmMoeDsaForCausalLM", max_position=202_752, groups=1)
 
@@ -155,11 +155,11 @@ def _sparse(fields: Fields) -> list[bool]:
     return [index >= first for index in range(count)]
 
 
-def _indexer(fields: Fields, heads: int) -> IndexerSpec:
+def read_indexer(fields: Fields, heads: int, top_k: int = 2048) -> IndexerSpec:
     return IndexerSpec(
         heads=fields.size("index_n_heads", default=heads),
         dim=fields.size("index_head_dim", default=128),
-        top_k=fields.size("index_topk", default=2048),
+        top_k=fields.size("index_topk", default=top_k),
     )
 
 

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 
 from shoal.specs.families.common import Defaults, assemble, layer_count, layer_types, read_activation
+from shoal.specs.families.deepseek import read_indexer
 from shoal.specs.fields import MAX_LAYERS, Fields
 from shoal.specs.model import (
     AttentionSpec,
     CompressionSpec,
     FfnSpec,
-    IndexerSpec,
     LayerSpec,
     ModelSpec,
     MtpSpec,
@@ -82,15 +82,7 @@ def _attention(fields: Fields, kind: str) -> AttentionSpec:
             ratio=ratio,
             overlap=kind == _SPARSE,
         ),
-        indexer=_indexer(fields) if kind == _SPARSE else None,
-    )
-
-
-def _indexer(fields: Fields) -> IndexerSpec:
-    return IndexerSpec(
-        heads=fields.size("index_n_heads", default=64),
-        dim=fields.size("index_head_dim", default=128),
-        top_k=fields.size("index_topk", default=512),
+        indexer=read_indexer(fields, 64, top_k=512) if kind == _SPARSE else None,
     )
 
 
