@@ -101,6 +101,10 @@ class Answer:
         choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": None}
         choice |= {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
         answer = self._base | {"object": "chat.completion" if self._chat else "text_completion"}
+        if (self._body.get("kv_transfer_params") or {}).get("do_remote_decode"):
+            # What was computed is held for another replica.
+            held = {"do_remote_prefill": True, "do_remote_decode": False, "remote_request_id": self._base["id"]}
+            answer["kv_transfer_params"] = held
         answer |= {"choices": [choice], "usage": self._usage(prompt, output, hit)}
         kind = self._fault((*MIDWAY[:5], "broken json"))
         body = json.dumps(answer).encode()

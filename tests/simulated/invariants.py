@@ -14,7 +14,7 @@ def is_whole(world: "World") -> str | None:
     """Return what the fleet lacks to serve with all replicas; None: nothing."""
     registry, now = world.service.registry, world.loop.time()
     replicas = world.service.supervisor.replicas
-    wanted = world.service.config.pools[0].count
+    wanted = sum(pool.count for pool in world.service.config.pools)
     if len(replicas) != wanted:
         return f"it has {len(replicas)} replicas of {wanted}"
     for replica in replicas:
@@ -68,6 +68,10 @@ async def check_no_orphans(world: "World") -> None:
 
 def check_nothing_left(world: "World") -> None:
     """Record a violation for every task, connection and process that outlives the fleet."""
+    for gateway in world.gateways:
+        counts = gateway.splitter.counts
+        if counts.live:
+            world.violate(f"prefilled KV that was neither taken nor released: {counts}")
     current = asyncio.current_task()
     tasks = [task for task in asyncio.all_tasks() if task is not current]
     if tasks:

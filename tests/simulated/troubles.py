@@ -41,6 +41,8 @@ class Plan:
     """That ask at a time, one request after the other."""
     ttft_target: float | None
     policy: str
+    prefills: int
+    """Replicas that prefill for the others; 0: each does both."""
     stops: bool
     """The fleet is stopped under load and faults, instead of having to recover."""
 
@@ -69,6 +71,7 @@ class Plan:
             clients=draws.choice((2, 3, 5, 5, 10, 20)),
             ttft_target=draws.choice((None, None, 0.5)),
             policy=draws.choice(ROUTERS),
+            prefills=draws.choice((0, 0, 0, 0, 1, 2)),
             stops=draws.random() < 0.2,
         )
 
