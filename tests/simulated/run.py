@@ -14,6 +14,7 @@ from unittest import mock
 import uvicorn.server
 
 from shoal.fleet import managed, supervisor
+from shoal.fleet.adapters import base
 from simulated.programs import SimulatedDialect
 from simulated.record import Run
 from simulated.virtual_loop import START_SECONDS, VirtualLoop
@@ -61,6 +62,8 @@ def _patched(world: World) -> Iterator[None]:
         mock.patch.object(supervisor, "DIALECTS", dialects),
         mock.patch.object(managed, "socket", SimpleNamespace(create_server=world.network.create_server)),
         mock.patch.object(managed, "free_port_pair", world.network.free_ports),
+        # An attached replica's proof has no other bound: one lost answer would take longer than the run.
+        mock.patch.object(base, "PROOF_SECONDS", 10.0),
         mock.patch.object(os, "killpg", world.processes.killpg),
         mock.patch.object(uvicorn.server, "time", SimpleNamespace(time=lambda: 1e9 + world.loop.time())),
         mock.patch.object(uvicorn.server, "ServerState", _ServerState),
