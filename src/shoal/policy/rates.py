@@ -27,6 +27,8 @@ _SMALL = 64
 """Prompt tokens whose computing takes no longer than a step takes anyway."""
 _FORGET_SECONDS = 60.0
 """Evidence loses two thirds of its weight in this time."""
+_FORGOTTEN = 1e-9
+"""Legs: less evidence than this is none."""
 _PUBLISHED_CHANGE = 0.02
 """Relative change of a pool's rate that is written to the states of all its replicas. Written to some only, it
 would look like a difference between them."""
@@ -51,6 +53,9 @@ class _Durations:
         self.observed *= factor
         self.expected *= factor
         self.legs *= factor
+        if self.legs < _FORGOTTEN:
+            # Of what is left, floats would lose the seconds before the legs: a replica that takes no time at all.
+            self.observed = self.expected = self.legs = 0.0
 
     @property
     def ratio(self) -> float:

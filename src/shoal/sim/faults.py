@@ -161,6 +161,7 @@ class Faults:
         elif fault.kind == "slow":
             account.replica.slow_down(fault.factor, time)
         elif fault.kind == "partition":
+            self._gateway.note_sent(account, time)
             account.cut_off = True
         else:
             handovers.network.slow_down(account.name, fault.factor, time)

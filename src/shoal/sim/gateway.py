@@ -10,6 +10,7 @@ from collections.abc import Callable
 from shoal.policy.admission import Admission, Refusal
 from shoal.policy.batching import ChainHasher, CountedRequest, RequestRefused
 from shoal.policy.batching.request import SequenceState
+from shoal.policy.continuation import is_at_limit
 from shoal.policy.dispatch import LOOK_SECONDS, Dispatch, Placed, Queued
 from shoal.policy.estimates import TokenEstimator
 from shoal.policy.outcomes import MEANINGS, Outcome
@@ -18,7 +19,7 @@ from shoal.policy.retry import Failure, RetryPolicy
 from shoal.policy.routing import NoReplica, RouteRequest, build_router
 from shoal.sim.asks import Ask
 from shoal.sim.deadlines import Deadlines
-from shoal.sim.events import NANOSECONDS, Events, nanoseconds
+from shoal.sim.events import NANOSECONDS, Call, Events, nanoseconds
 from shoal.sim.fleet import SimulatedFleet
 from shoal.sim.legs import Leg, SimulatedAccount
 from shoal.sim.split import SimulatedSplitter
@@ -67,7 +68,7 @@ class SimulatedGateway:
             return
         refusal = self.dispatch.refusal(route, now)
         if refusal is not None:
-            self._refuse(ask, refusal, time)
+            self._end(ask, Outcome.BACKPRESSURE, 429, refusal.reason, time)
             return
         self._acquire(ask, route, 0, time)
 
@@ -96,7 +97,7 @@ class SimulatedGateway:
             self.pump(time)
             self._look_again(time)
         elif isinstance(answer, Refusal):
-            self._refuse(ask, answer, time)
+            self._end(ask, Outcome.BACKPRESSURE, 429, answer.reason, time)
         else:
             self._unavailable(ask, answer, time)
 
@@ -149,18 +150,21 @@ class SimulatedGateway:
 
     def open(self, leg: Leg, time: int) -> None:
         """Send a leg to its replica."""
-        if leg.account.front:
-            self._events.at(time + leg.account.front, lambda t: self._submit(leg, t))
+        self._after(leg.account.front, lambda t: self._submit(leg, t), time)
+
+    def _after(self, delay: int, call: Call, time: int) -> None:
+        if delay:
+            self._events.at(time + delay, call)
         else:
-            self._submit(leg, time)
+            call(time)
 
     def _submit(self, leg: Leg, time: int) -> None:
         if leg.over:
             return
         account, ask = leg.account, leg.ask
         if account.cut_off:
-            wait = nanoseconds(self.fleet.connect)
-            self._events.at(time + wait, lambda t: self.end_leg(leg, Outcome.TRANSPORT_FAULT, "unreachable", t))
+            late = time + nanoseconds(self.fleet.connect)
+            self._events.at(late, lambda t: self.end_leg(leg, Outcome.TRANSPORT_FAULT, "unreachable", t))
             return
         if not account.replica.up:
             self.end_leg(leg, Outcome.TRANSPORT_FAULT, "connection refused", time)
@@ -190,12 +194,8 @@ class SimulatedGateway:
     def on_first_token(self, sequence: SequenceState, time: int) -> None:
         """See `replica.Listener`."""
         leg = self.legs.get(sequence.id)
-        if leg is None:
-            return
-        if leg.account.back:
-            self._events.at(time + leg.account.back, lambda t: self._first(leg, sequence, t))
-        else:
-            self._first(leg, sequence, time)
+        if leg is not None:
+            self._after(leg.account.back, lambda t: self._first(leg, sequence, t), time)
 
     def _first(self, leg: Leg, sequence: SequenceState, time: int) -> None:
         if leg.over or leg.account.cut_off or leg.of is not None:
@@ -220,10 +220,9 @@ class SimulatedGateway:
         if leg.of is not None:
             self.splitter.handovers.offered(leg, sequence, time)
         leg.ask.preemptions += sequence.preemptions
-        if leg.account.back:
-            self._events.at(time + leg.account.back, lambda t: self._finished(leg, sequence, t))
-        else:
-            self._finished(leg, sequence, time)
+        if leg.placed.lease.first_at is not None and not leg.account.cut_off:
+            leg.ask.tokens = sequence.length - sequence.prompt_length
+        self._after(leg.account.back, lambda t: self._finished(leg, sequence, t), time)
 
     def _finished(self, leg: Leg, sequence: SequenceState, time: int) -> None:
         if leg.over:
@@ -237,13 +236,12 @@ class SimulatedGateway:
             self.splitter.prefilled(leg, time)
             return
         ask, account, lease = leg.ask, leg.account, leg.placed.lease
-        now = time / NANOSECONDS
         if lease.first_at is None:
             self._first(leg, sequence, time)
         ask.tokens = sequence.length - sequence.prompt_length
         ask.last = time
         lease.tokens = ask.tokens - leg.given
-        account.last_progress = now
+        account.last_progress = time / NANOSECONDS
         self._close(leg, Outcome.OK, time)
         if not ask.continued and leg.split is None:
             account.on_hit(leg.placed.decision.predicted_hit, sequence.cached_tokens, ask.prompt)
@@ -272,6 +270,11 @@ class SimulatedGateway:
         if leg.of is not None:
             self.splitter.failed(leg, outcome, why, time)
             return
+        if self.fleet.continues and ask.first is not None and is_at_limit(ask.output, got, ask.tokens):
+            # The client has all of it but the word that this was all.
+            ask.last = time
+            self._end(ask, Outcome.OK, 200, "", time)
+            return
         failure = Failure(leg.route, account.state, outcome, ask.tries)
         states = self.accounts.states(now)
         if ask.first is None:
@@ -294,9 +297,6 @@ class SimulatedGateway:
         return max(leg.ask.tokens, leg.account.replica.generated(leg.number, time))
 
     # Fates
-
-    def _refuse(self, ask: Ask, refusal: Refusal, time: int) -> None:
-        self._end(ask, Outcome.BACKPRESSURE, 429, refusal.reason, time)
 
     def _unavailable(self, ask: Ask, why: NoReplica, time: int) -> None:
         status = 404 if why.kind == "model" else 503

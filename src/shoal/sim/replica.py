@@ -279,6 +279,11 @@ class SimulatedReplica:
     # What it says
 
     @property
+    def live(self) -> set[int]:
+        """Requests that it computes or will; none if its process is gone."""
+        return set(self.scheduler.live) if self.up else set()
+
+    @property
     def idle(self) -> bool:
         return self._step is None and self._run is None
 

@@ -199,6 +199,11 @@ class SimulatedSplitter:
         if release.taker.replica.up:
             release.taker.replica.abort(release.number, time)
 
+    @property
+    def releases(self) -> set[int]:
+        """Ids of the requests that release something now."""
+        return set(self._releases)
+
     # Faults and books
 
     def crashed(self, account: SimulatedAccount, time: int) -> None:

@@ -9,7 +9,7 @@ from shoal.policy.split import HandoffCounts
 from shoal.sim.asks import Ask
 from shoal.sim.clients import ClosedLoop, OpenLoop
 from shoal.sim.events import NANOSECONDS, Events, nanoseconds
-from shoal.sim.faults import Fault, Faults
+from shoal.sim.faults import Fault, FaultKind, Faults
 from shoal.sim.fleet import SimulatedFleet
 from shoal.sim.gateway import SimulatedGateway
 from shoal.sim.health import HealthSweeps
@@ -66,6 +66,10 @@ class Simulated:
     """Share of the simulated time that each replica computed."""
     handoffs: HandoffCounts = field(default_factory=HandoffCounts)
     """KV that prefill replicas handed over."""
+    faults: tuple[tuple[FaultKind, int], ...] = ()
+    """How many of each kind found their replica alive."""
+    given_up: int = 0
+    """Replicas that crashed too often."""
     in_system: float = field(default=0.0)
     """Requests in the system, mean over time: Little's law has been checked with it."""
 
@@ -154,9 +158,12 @@ class World:
         for account in gateway.accounts.replicas:
             account.replica.settle(self.events.now)
             account.replica.scheduler.check()
-            mine = len(gateway.legs_on(account))
-            if account.state.inflight != mine:
-                raise Books(f"{account.name} has {mine} legs, counted as {account.state.inflight}")
+            legs = {leg.number for leg in gateway.legs_on(account)}
+            if account.state.inflight != len(legs):
+                raise Books(f"{account.name} has {len(legs)} legs, counted as {account.state.inflight}")
+            orphans = account.replica.live - legs - gateway.splitter.releases
+            if orphans:
+                raise Books(f"{account.name} computes for nobody: {sorted(orphans)}")
         if whole and isinstance(loop, OpenLoop) and (gateway.live or gateway.dispatch.waiting):
             raise Books(f"{gateway.live} requests are left, {gateway.dispatch.waiting} of them queued")
 
@@ -212,6 +219,8 @@ class World:
             crashes=sum(r.counts.crashes for r in replicas),
             busy=tuple((r.name, r.counts.busy / spent) for r in replicas),
             handoffs=self.gateway.splitter.counts,
+            faults=tuple(self.faults.struck.items()),
+            given_up=self.health.given_up,
             in_system=self.in_system(loop.asks),
         )
 

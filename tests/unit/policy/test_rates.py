@@ -22,6 +22,17 @@ def test_rates_are_learned_of_the_pool_and_slowness_of_each_and_it_is_not_for_ev
     assert slow.prefill_rate == pytest.approx(peers.rate, rel=0.01)
 
 
+def test_half_a_day_without_requests_is_no_division_by_zero() -> None:
+    """Evidence faded to where floats have seconds no more, but legs still."""
+    rates = Rates()
+    rates.age(0.0)
+    rates.on_first_token(1000, 0.05)
+    for minute in range(0, 15 * 60, 1):
+        rates.age(minute * 60.0)
+        assert 0 < rates.prefill_rate < float("inf")
+    assert rates.prefill_slowness == 1.0
+
+
 def test_what_chance_explains_is_no_difference() -> None:
     peers = Peers()
     first, second = Rates(peers), Rates(peers)

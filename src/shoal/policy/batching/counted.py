@@ -155,6 +155,11 @@ class CountedScheduler(Scheduler):
         return self._sequences.get(request_id)
 
     @property
+    def live(self) -> list[int]:
+        """Ids of the requests that haven't ended."""
+        return [s.id for s in self._sequences.values() if s.finish_reason is None]
+
+    @property
     def waiting(self) -> int:
         return len(self._waiting)
 
