@@ -1,10 +1,10 @@
-"""Fleets of all kinds in virtual time for a million replica-hours, with every kind of fault: is a request ever lost?
+"""Fleets in virtual time for a million replica-hours, with every kind of fault: is a request ever lost?
 
     python benchmarks/simulated_faults.py [--worlds 104] [--replicas 50] [--hours 200] [--append FILE]
 
 Every world is drawn from its number: split pools or not, memory, policy of the router, network, load. Requests come
-in bursts; each is followed to its fate. Books (leases, KV blocks, hand-overs, Little's law) are proven at the end of
-every world, by `sim.world`; a world whose books don't balance is named, and can be run by itself with `--first`.
+in bursts; each is followed to its fate. Books (leases, KV blocks, hand-overs, Little's law) are proven at the end
+of every world, by `sim.world`; a world whose books don't balance is named, and can be run by itself with `--first`.
 """
 
 import argparse
@@ -155,14 +155,15 @@ def table(totals: Totals, per_hour: float) -> str:
     lines += [f"| {kind} | {totals.faults[kind]:,} |" for kind in KINDS]
     lines += ["", "| fate of a request | requests |", "|---|---|"]
     lines += [f"| {fate} | {count:,} |" for fate, count in totals.fates.most_common()]
-    lines += [f"| lost | 0 |", f"| all | {totals.fates.total():,} |", ""]
+    lines += ["| lost | 0 |", f"| all | {totals.fates.total():,} |", ""]
     handed = HandoffCounts(*(totals.handed[name] for name in ("handed", "taken", "released", "lost")))
+    legs = totals.legs
     lines.append(
-        f"{totals.replica_hours:,.0f} replica-hours, {totals.faults.total():,} faults ({per_hour:g} of each kind per "
-        f"replica-hour), {totals.events:,} events, {totals.processor:,.0f} processor seconds. "
-        f"{totals.legs['retried']:,} legs were tried again elsewhere, {totals.legs['continued']:,} streams carried on, "
-        f"{totals.legs['preemptions']:,} preemptions, {totals.legs['hangs']:,} hangs found by silence, "
-        f"{totals.legs['ejections']:,} stragglers set aside, {totals.legs['given_up']:,} replicas given up. "
+        f"{totals.replica_hours:,.0f} replica-hours, {totals.faults.total():,} faults ({per_hour:g} of each kind "
+        f"per replica-hour), {totals.events:,} events, {totals.processor:,.0f} processor seconds. "
+        f"{legs['retried']:,} legs were tried again elsewhere, {legs['continued']:,} streams carried on, "
+        f"{legs['preemptions']:,} preemptions, {legs['hangs']:,} hangs found by silence, "
+        f"{legs['ejections']:,} stragglers set aside, {legs['given_up']:,} replicas given up. "
         f"KV handed over {handed.handed:,} times = {handed.taken:,} taken + {handed.released:,} released + "
         f"{handed.lost:,} lost + {handed.live:,} live. The books of every world balanced."
     )
