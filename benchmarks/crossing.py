@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.plan.collectives import Traffic, one_shot_all_reduce, point_to_point, step_traffic
+from shoal.plan.collectives import Traffic, step_traffic
 from shoal.plan.memory import stage_weights
 from shoal.specs.errors import SpecError
 from shoal.specs.layout import Layout
@@ -125,6 +125,16 @@ def decoding(
     work = flying * sum(c for c, _ in stages) * tp
     token = max(latency, flying * slowest, work / site.cores)
     return Decoding(layout, streams / token, token, compute, communication)
+
+
+def one_shot_all_reduce(ranks: int, size: float, latency: float, bandwidth: float) -> float:
+    """Seconds: α + (n−1)·S/B. Every rank reads everyone's message: fewest waits, most bytes."""
+    return 0.0 if ranks == 1 else latency + (ranks - 1) * size / bandwidth
+
+
+def point_to_point(size: float, latency: float, bandwidth: float) -> float:
+    """Seconds: α + S/B."""
+    return latency + size / bandwidth
 
 
 def _largest_share(model: ModelSpec, tp: int) -> float:

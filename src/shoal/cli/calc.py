@@ -5,7 +5,6 @@ from typing import Annotated
 import typer
 
 from shoal.cli.calc_inputs import (
-    Answer,
     Catalogs,
     Context,
     Dtype,
@@ -73,7 +72,7 @@ def weights(
         values |= {"parameters": counts.total, "active": counts.active, "worst_device_bytes": max(per_stage)}
     elif (tp, pp, ep, dp) != (1, 1, 1, 1):
         raise SpecError("MODEL", None, "a model: a layout cuts tensors, and a parameter count has none")
-    show(Answer(f"Weights of {shown}", rows, values), as_json)
+    show(f"Weights of {shown}", rows, values, as_json)
 
 
 @app.command()
@@ -91,7 +90,7 @@ def kv(
         (f"all users ({users})", gigabytes(total)),
     ]
     values: dict[str, object] = {"bytes_per_token": token, "sequence_bytes": sequence, "total_bytes": total}
-    show(Answer(f"KV cache in {kv_dtype}", rows, values), as_json)
+    show(f"KV cache in {kv_dtype}", rows, values, as_json)
 
 
 @app.command()
@@ -136,7 +135,7 @@ def fit(
         found, layout_values = fit_layout(asked)
         rows += found
         values["layout"] = layout_values
-    show(Answer(f"{shown} on {device}", rows, values), as_json)
+    show(f"{shown} on {device}", rows, values, as_json)
 
 
 def _usable(
@@ -164,7 +163,7 @@ def bubble(
     share = calc.bubble(stages, micro_batches)
     rows = [("idle", f"{share:.1%}"), ("for a tenth or less", f"{9 * (stages - 1)} micro-batches or more")]
     notes = ["GPipe's bound for training: serving has no flush, so that a full pipeline idles less."]
-    show(Answer(f"{stages} stages, {micro_batches} micro-batches", rows, {"idle_share": share}, notes), as_json)
+    show(f"{stages} stages, {micro_batches} micro-batches", rows, {"idle_share": share}, as_json, notes)
 
 
 @app.command()
@@ -195,7 +194,7 @@ def handoff(
         ("link", f"{ports} x {rate / 1e9:,.1f} GB/s ({rate * 8 / 1e9:,.0f} Gb/s) at {reached:.0%}"),
         ("time", duration(seconds)),
     ]
-    show(Answer("Hand-off", rows, {"bytes": moved, "bandwidth": rate, "seconds": seconds}), as_json)
+    show("Hand-off", rows, {"bytes": moved, "bandwidth": rate, "seconds": seconds}, as_json)
 
 
 def _bandwidth(bandwidth: str | None, gpu: str | None, catalog: Catalogs) -> float:
@@ -235,7 +234,7 @@ def cost(
         million = calc.cost_per_million(count, rate, speed, busy)
         rows.append((f"a million tokens at {busy:.0%} use", f"{million:,.4f} USD"))
         values["usd_per_million_tokens"] = million
-    show(Answer(f"{count:g} devices", rows, values), as_json)
+    show(f"{count:g} devices", rows, values, as_json)
 
 
 def _price(price: str | None, gpu: str | None, rented: bool, catalog: Catalogs) -> float:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -58,31 +57,27 @@ MaxNumSeqs = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a calculator found: rows for a reader, values for a program."""
-
-    title: str
-    rows: Sequence[tuple[str, str]]
-    values: dict[str, object]
-    notes: Sequence[str] = ()
-
-
-def show(answer: Answer, as_json: bool) -> None:
-    """Print an answer as a table, or as JSON."""
+def show(
+    title: str,
+    rows: Sequence[tuple[str, str]],
+    values: dict[str, object],
+    as_json: bool,
+    notes: Sequence[str] = (),
+) -> None:
+    """Print what a calculator found: rows in a table for a reader, or values as JSON for a program."""
     if as_json:
-        typer.echo(json.dumps(answer.values, indent=2))
+        typer.echo(json.dumps(values, indent=2))
         return
     from rich.table import Table
 
     from shoal.cli.console import stdout_console
 
-    table = Table(title=answer.title, title_justify="left", show_header=False, box=None, padding=(0, 2))
-    for label, value in answer.rows:
+    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2))
+    for label, value in rows:
         table.add_row(label, value)
     console = stdout_console()
     console.print(table, highlight=False, markup=False)
-    for note in answer.notes:
+    for note in notes:
         console.print(f"  {note}", highlight=False, markup=False)
 
 

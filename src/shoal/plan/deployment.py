@@ -57,11 +57,6 @@ class Deployment:
     def mode(self) -> Mode:
         return "agg" if self.prefill is None else "disagg"
 
-    @property
-    def devices(self) -> int:
-        first = self.prefill.layout.world * self.prefill.workers if self.prefill else 0
-        return self.pool.layout.world * self.pool.workers + first
-
 
 @dataclass(frozen=True, slots=True)
 class Prepared:

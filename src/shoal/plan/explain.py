@@ -151,10 +151,6 @@ def _summary(plan: Plan, best: Design) -> Iterator[str]:
         yield f"Without a split: {single.name}, {plural(single.devices, 'device')}, {per_million(single)}."
 
 
-def _dollars(design: Design) -> float:
-    return design.cost.per_million_output.mean if design.cost is not None else float("inf")
-
-
 def _cost_line(plan: Plan, best: Design) -> str:
     power = ""
     if best.energy is not None:

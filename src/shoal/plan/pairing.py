@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from shoal.plan.calc import handoff_seconds
 from shoal.plan.candidates import Candidate
-from shoal.plan.collectives import hand_off
 from shoal.plan.engine_constants import Constants
 from shoal.plan.intervals import FURTHER, LEVELS, Familiarity
 from shoal.plan.kv import sequence_curve
@@ -25,6 +25,8 @@ MAX_MIXED = 4
 _PREFILL_CONSTANTS = ("own_prefill", "split_request", "split_queue", "split_queue_power", "split_prefill")
 """Constants of a split that describe its prefill pool."""
 _UNKNOWN_LATENCY = 20e-6
+_LINE_SHARE = 0.8
+"""Of a link's bandwidth, what moving a cache reaches."""
 
 Mask = npt.NDArray[np.bool_]
 
@@ -97,7 +99,7 @@ def hand_off_link(c: Candidate) -> tuple[Link, int]:
 
 def _one_side(c: Candidate, moved: float, layers: int) -> float:
     link, ports = hand_off_link(c)
-    return hand_off(moved, ports, link.bandwidth, link.latency or _UNKNOWN_LATENCY, layers)
+    return handoff_seconds(moved, link.bandwidth, ports, _LINE_SHARE, link.latency or _UNKNOWN_LATENCY, layers)
 
 
 def pool_constants(decode: Constants, prefill: Constants) -> Constants:

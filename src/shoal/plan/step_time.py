@@ -58,11 +58,6 @@ class Terms:
     def total(self) -> Real:
         return self.weights + self.experts + self.attention + self.communication + self.overhead
 
-    def binding(self) -> str:
-        """The name of the largest term (of floats)."""
-        names = ("weights", "experts", "attention", "communication", "overhead")
-        return max(names, key=lambda name: float(getattr(self, name)))
-
 
 def _communication(work: PoolWork, k: Constants, tokens: Real, share: Real, ops: Ops) -> Real:
     """Seconds of a pass's collectives; `tokens` rows on each attention rank.

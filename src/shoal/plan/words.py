@@ -36,10 +36,6 @@ def per_million(design: Design) -> str:
     return f"{usd(cost.mean)} ({short(cost.low)} to {short(cost.high)}) a million output tokens"
 
 
-def devices(count: int, name: str) -> str:
-    return f"{count:,} {name}"
-
-
 def layout_words(layout: Layout) -> str:
     """ "tensor parallelism over 8, 2 pipeline stages", or "one device"."""
     parts = []
