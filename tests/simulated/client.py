@@ -32,6 +32,11 @@ class Call:
     """Its answer may be cut by its own doing."""
 
     @property
+    def vendor(self) -> bool:
+        """Whether it is on the Responses or Messages API."""
+        return self.path in ("/v1/responses", "/v1/messages")
+
+    @property
     def streams(self) -> bool:
         return bool(self.body.get("stream"))
 
@@ -173,8 +178,17 @@ class Client:
             self._kept.transport.abort()
 
 
-def draw_call(draws: random.Random, number: int, *, faulty: float = 0.15) -> Call:
-    """A call as clients make them; a share is `faulty`."""
+def _draw_vendor_call(draws: random.Random, number: int) -> Call:
+    prompt = f"conversation {draws.randrange(6)} " + "and so on " * draws.randrange(20)
+    limit, streams = draws.choice((1, 2, 8, 24)), draws.random() < 0.7
+    body: dict[str, Any] = {"model": MODEL, "stream": streams, "temperature": 0}
+    if draws.random() < 0.5:
+        return Call(f"call-{number}", "/v1/responses", body | {"input": prompt, "max_output_tokens": limit})
+    messages = [{"role": "user", "content": prompt}]
+    return Call(f"call-{number}", "/v1/messages", body | {"messages": messages, "max_tokens": limit})
+
+
+def _draw_chunked_call(draws: random.Random, number: int) -> Call:
     chat = draws.random() < 0.5
     body: dict[str, Any] = {
         "model": MODEL,
@@ -190,7 +204,12 @@ def draw_call(draws: random.Random, number: int, *, faulty: float = 0.15) -> Cal
         body["seed"] = draws.randrange(1000)
     if body["stream"] and draws.random() < 0.5:
         body["stream_options"] = {"include_usage": True}
-    call = Call(f"call-{number}", "/v1/chat/completions" if chat else "/v1/completions", body)
+    return Call(f"call-{number}", "/v1/chat/completions" if chat else "/v1/completions", body)
+
+
+def draw_call(draws: random.Random, number: int, *, faulty: float = 0.15) -> Call:
+    """A call as clients make them; a share is `faulty`."""
+    call = (_draw_vendor_call if draws.random() < 0.15 else _draw_chunked_call)(draws, number)
     if draws.random() < faulty:
         call.faulty = True
         kind = draws.randrange(3)

@@ -9,8 +9,8 @@ from simulated.model import answer_to, is_half, prompt_of, text_of
 if TYPE_CHECKING:
     from simulated.replica import SimulatedReplica, _Connection
 
-_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-_DECODE_SECONDS = 0.02
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+DECODE_SECONDS = 0.02
 EARLY = ("reset", "close", "garbage", "hang", "slow", 500, 500, 503, 503, 429)
 MIDWAY = ("reset", "close", "garbage", "hang", "slow", "end", "error", "half event")
 _HANG_SECONDS = 600.0
@@ -27,8 +27,8 @@ class Answer:
         self, replica: "SimulatedReplica", connection: "_Connection", path: str, body: dict[str, Any]
     ) -> None:
         self._replica, self._connection, self._body = replica, connection, body
-        self._chat = path.endswith("chat/completions")
-        self._known = self._chat or path == "/v1/completions"
+        self._path = path
+        self._chat = path == "/v1/chat/completions"
         self._base = {"id": f"{replica.name}-{replica.generated}", "created": 1, "model": body.get("model")}
 
     def _fault(self, kinds: tuple[Any, ...]) -> Any:
@@ -40,10 +40,7 @@ class Answer:
         return None
 
     async def run(self) -> None:
-        connection, replica = self._connection, self._replica
-        if not self._known:
-            connection.json(404, {"error": {"message": "no such path", "type": "not_found"}})
-            return
+        replica = self._replica
         if await self._early(self._fault(EARLY)):
             return
         prompt = prompt_of(self._body)
@@ -92,11 +89,7 @@ class Answer:
             "prompt_tokens_details": {"cached_tokens": hit},
         }
 
-    async def _whole(self, prompt: list[int], hit: int, output: list[int], finish: str) -> None:
-        replica, connection = self._replica, self._connection
-        for _ in output:
-            await replica.pause(_DECODE_SECONDS)
-        replica.generated += len(output)
+    def _whole_body(self, prompt: list[int], hit: int, output: list[int], finish: str) -> dict[str, Any]:
         text = text_of(output)
         choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": None}
         choice |= {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
@@ -106,6 +99,14 @@ class Answer:
             held = {"do_remote_prefill": True, "do_remote_decode": False, "remote_request_id": self._base["id"]}
             answer["kv_transfer_params"] = held
         answer |= {"choices": [choice], "usage": self._usage(prompt, output, hit)}
+        return answer
+
+    async def _whole(self, prompt: list[int], hit: int, output: list[int], finish: str) -> None:
+        replica, connection = self._replica, self._connection
+        for _ in output:
+            await replica.pause(DECODE_SECONDS)
+        replica.generated += len(output)
+        answer = self._whole_body(prompt, hit, output, finish)
         kind = self._fault((*MIDWAY[:5], "broken json"))
         body = json.dumps(answer).encode()
         if kind == "broken json":
@@ -121,7 +122,7 @@ class Answer:
 
     async def _stream(self, prompt: list[int], hit: int, output: list[int], finish: str) -> None:
         replica, connection = self._replica, self._connection
-        connection.write(_HEAD)
+        connection.write(HEAD)
         done = sent = len(self._body.get("resume_token_ids") or ())
         first = True
         while first or done < len(output):
@@ -132,7 +133,7 @@ class Answer:
             if first:
                 steps = 1
             for _ in range(min(steps, len(output) - done)):
-                await replica.pause(_DECODE_SECONDS)
+                await replica.pause(DECODE_SECONDS)
                 done += 1
                 replica.generated += 1
             last = done == len(output)
@@ -157,8 +158,7 @@ class Answer:
             connection.write(b"0\r\n\r\n")
             return True
         if kind == "error":
-            error = {"message": "engine died", "type": "server_error", "code": 500}
-            self._piece(b"data: " + json.dumps({"error": error}).encode() + b"\n\n")
+            self._piece(self._error_event())
             connection.write(b"0\r\n\r\n")
             return True
         if kind == "half event":
@@ -172,6 +172,10 @@ class Answer:
             return True
         await self._misbehave(kind)
         return False
+
+    def _error_event(self) -> bytes:
+        error = {"message": "engine died", "type": "server_error", "code": 500}
+        return b"data: " + json.dumps({"error": error}).encode() + b"\n\n"
 
     def _chunk(self, text: str, prompt: list[int] | None, tokens: list[int], finish: str | None) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish}

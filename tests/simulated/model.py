@@ -24,7 +24,7 @@ def tokens_of(text: str) -> list[int]:
 
 def prompt_of(body: dict[str, Any]) -> list[int]:
     """The tokens of a request's prompt."""
-    prompt = body.get("prompt")
+    prompt = body.get("prompt") or body.get("input")
     if isinstance(prompt, list):
         return list(prompt)
     if isinstance(prompt, str):
@@ -57,7 +57,7 @@ def answer_to(body: dict[str, Any]) -> tuple[list[int], str]:
     """Output tokens and finish reason of a request."""
     prompt = prompt_of(body)
     seed = None if body.get("temperature") == 0 else body.get("seed")
-    limit = body.get("max_completion_tokens") or body.get("max_tokens") or 16
+    limit = body.get("max_completion_tokens") or body.get("max_output_tokens") or body.get("max_tokens") or 16
     output: list[int] = list(body.get("resume_token_ids") or ())
     while len(output) < limit:
         token = next_token([*prompt, *output], seed)

@@ -12,6 +12,7 @@ from simulated.kv_feed import Feed
 from simulated.model import BLOCK, prompt_of
 from simulated.network import Network
 from simulated.record import Journal
+from simulated.vendor_generation import SHAPES, VendorAnswer
 
 MODEL = "sim"
 
@@ -147,7 +148,8 @@ class SimulatedReplica:
             connection.json(200, {"tokens": prompt_of(ask)})
             return
         self.seeds[request_id] = ask.get("seed")
-        await Answer(self, connection, path, ask).run()
+        kind = VendorAnswer if path in SHAPES else Answer
+        await kind(self, connection, path, ask).run()
 
     def _get(self, connection: _Connection, path: str) -> None:
         if path == "/v1/models":

@@ -5,12 +5,9 @@ from typing import Any
 
 from simulated.client import Call, Received
 from simulated.model import answer_to, prompt_of, text_of
+from simulated.vendor_verdicts import Violation, judge_vendor_answer, judge_vendor_stream, unfinished
 
 _TYPED = frozenset({429, 502, 503, 504})
-
-
-class Violation(Exception):
-    """Of an invariant; the message says what was seen."""
 
 
 def judge(call: Call, received: Received, seed: Any, *, closing: bool) -> str:
@@ -25,7 +22,7 @@ def judge(call: Call, received: Received, seed: Any, *, closing: bool) -> str:
     if received.status and received.headers.get("x-request-id") != call.id:
         raise Violation(f"the answer to {received.headers.get('x-request-id')!r}")
     if call.streams and received.status == 200:
-        return _stream(call, received, seed)
+        return judge_vendor_stream(call, received) if call.vendor else _stream(call, received, seed)
     if not received.whole:
         if received.left:
             return "left"
@@ -44,7 +41,8 @@ def _error(call: Call, received: Received) -> str:
     typed = _TYPED | ({408} if call.faulty else frozenset())
     try:
         error = json.loads(received.body)["error"]
-        proper = received.status in typed and error["message"] and error["type"] and error["code"]
+        coded = call.path == "/v1/messages" or error["code"]
+        proper = received.status in typed and error["message"] and error["type"] and coded
     except (ValueError, KeyError, TypeError):
         proper = False
     if not proper:
@@ -59,6 +57,8 @@ def _expected(call: Call, seed: Any) -> tuple[list[int], str, str]:
 
 def _whole(call: Call, received: Received, seed: Any) -> str:
     answer = json.loads(received.body)
+    if call.vendor:
+        return judge_vendor_answer(call, answer)
     choice = answer["choices"][0]
     text = choice["text"] if "text" in choice else choice["message"]["content"]
     output, expected, finish = _expected(call, seed)
@@ -114,19 +114,11 @@ def _stream(call: Call, received: Received, seed: Any) -> str:
             raise Violation(f"{len(usages)} events of usage")
         for usage in usages:
             _check_usage(call, usage, output)
-        return "ok" if received.whole else _unfinished(call, received)
+        return "ok" if received.whole else unfinished(call, received)
     if error is not None:
         if not error.get("message") or not error.get("code"):
             raise Violation(f"an error event without message or code: {error}")
-        return "error event" if received.whole else _unfinished(call, received)
+        return "error event" if received.whole else unfinished(call, received)
     if received.whole:
         raise Violation(f"ended without [DONE] or an error: {text!r}")
-    return _unfinished(call, received)
-
-
-def _unfinished(call: Call, received: Received) -> str:
-    if received.left:
-        return "left"
-    if call.faulty:
-        return "cut"
-    raise Violation(f"the connection ended within a stream: {received.lost}")
+    return unfinished(call, received)
