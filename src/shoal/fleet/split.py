@@ -204,6 +204,10 @@ class Splitter:
                 queue.decoding,
             )
 
+    def quiet_until(self, handoff: Handoff | None) -> float:
+        """Until when silence of the decode replica says nothing of its health."""
+        return self._policy.quiet_until(handoff is not None, self._registry.clock())
+
     def took(self, handoff: Handoff) -> None:
         """The decode replica has begun to answer: the KV is with it."""
         if not handoff.settled:

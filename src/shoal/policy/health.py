@@ -80,11 +80,11 @@ class HealthJudge:
 
         `leases`: those on the replica, oldest first.
         """
-        oldest = next((lease for lease in leases if lease.streams), None)
+        oldest = next((lease for lease in leases if lease.streams and lease.quiet_until <= now), None)
         if oldest is None:
             return False
         expected = (oldest.ahead + oldest.uncached) / replica.rates.prefill_rate if oldest.first_at is None else 0.0
-        return now - max(replica.last_progress, oldest.taken_at) > self.config.hang_seconds + expected
+        return now - max(replica.last_progress, oldest.quiet_until) > self.config.hang_seconds + expected
 
     def on_hang(self, replica: ReplicaAccount, now: float) -> None:
         """Open the breaker of a replica that hangs. It counts as having made progress, so as to be found once."""

@@ -44,6 +44,7 @@ class Lease:
         "outcome",
         "output_tokens",
         "prompt_tokens",
+        "quiet_until",
         "request_id",
         "streams",
         "taken_at",
@@ -73,6 +74,8 @@ class Lease:
         self.streams = streams
         """Whether tokens are visible as they are generated."""
         self.taken_at = now
+        self.quiet_until = now
+        """Before it silence says nothing of the replica: the prompt is computed elsewhere, or its KV is fetched."""
         self.first_at: float | None = None
         self.last_at = now
         self.tokens = 0

@@ -15,6 +15,8 @@ from shoal.policy.routing.contracts import ReplicaState, RouteRequest
 NextStep = Literal["retry", "whole", "fail"]
 """After a failed prefill: try another prefill replica, let the decode replica compute the prompt, or refuse."""
 
+FETCH_SECONDS = 60.0
+"""An engine gives up a transfer of KV that takes longer, and computes the prompt itself."""
 _QUEUE_WARNING = 3
 """Prompts at one prefill replica from which on the queue is reported, and how often."""
 _QUEUE_WARNING_SECONDS = 30.0
@@ -72,6 +74,11 @@ class SplitPolicy:
             return False
         missing = request.prompt_tokens - request.hits.get(decode.name, 0) * decode.trust
         return missing >= self.config.threshold_tokens
+
+    @staticmethod
+    def quiet_until(handed: bool, now: float) -> float:
+        """Return until when silence of a decode replica that is sent a leg `now` says nothing of its health."""
+        return now + FETCH_SECONDS if handed else now
 
     def prefill_request(self, request: RouteRequest) -> RouteRequest:
         """Return the routing request of the prefill leg."""

@@ -6,6 +6,7 @@ What is split, and what follows when a prefill fails, is `policy.split`'s to say
 Those that no decode leg takes are fetched and dropped.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -82,6 +83,7 @@ class SimulatedSplitter:
         placed = Placed(decision, accounts.take(decision, wanted, streams=False, now=now))
         account = accounts.get(decision.replica)
         split.attempts += 1
+        leg.placed.lease.quiet_until = math.inf
         made = Leg(0, leg.ask, wanted, placed, account, 0, time, of=leg, split=SplitLeg(split.hashes))
         split.prefill = self._gateway.enter(made)
         wait = nanoseconds(self._policy.config.prefill_seconds)
@@ -93,6 +95,7 @@ class SimulatedSplitter:
     def _open(self, leg: Leg, time: int) -> None:
         """Send a leg whose prompt is ready, or is to be computed where it goes."""
         assert leg.split is not None
+        leg.placed.lease.quiet_until = self._policy.quiet_until(leg.split.offer is not None, time / NANOSECONDS)
         if leg.split.killed is None:
             self._gateway.open(leg, time)
         else:

@@ -70,3 +70,17 @@ async def test_prompts_that_queue_for_prefill_are_seen(caplog: pytest.LogCapture
         assert set(pools) == {("fill", "e0"), ("say", "e1")}, "each leg counts in its own pool"
         assert splitter.queued == 0
         f.check()
+
+
+async def test_what_a_prefill_had_cached_says_nothing_of_the_decode_replica() -> None:
+    """Its predicted hits were held against what the prefill replica had: it lost all trust by conversations."""
+    async with fleet(2, config=GatewayConfig(), roles=["prefill", "decode"]) as f:
+        assert f.registry is not None
+        decode = f.registry.get("e1")
+        system = "system " * 300
+        for turn in range(12):
+            answer = await f.post(f.chat(system + f"{turn} " + "word " * 400))
+            assert answer.status_code == 200
+            f.engines[0].cache.clear()
+        assert f.counts()[0] == 12
+        assert decode.trust.value == 1.0

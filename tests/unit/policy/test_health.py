@@ -1,10 +1,13 @@
 """Judgement of replicas by checks, progress and latency, without a clock."""
 
+import math
+
 from accounts_kit import accounts_of
 
 from shoal.policy.health import HealthConfig, HealthJudge
 from shoal.policy.outcomes import Outcome
 from shoal.policy.routing import Decision, RouteRequest
+from shoal.policy.split import SplitPolicy
 
 
 def test_only_a_share_of_stragglers_is_set_aside() -> None:
@@ -70,3 +73,17 @@ def test_a_hang_is_silence_beyond_the_predicted_first_token() -> None:
     judge.on_hang(replica, due + 0.1)
     assert not replica.breaker.allows(due + 0.1)
     assert not hangs(due + 0.2)
+
+
+def test_whose_prompt_is_computed_elsewhere_is_awaited() -> None:
+    """A decode replica whose only legs waited for prefills and hand-offs was taken for one that hangs."""
+    accounts, judge, split = accounts_of(1), HealthJudge(HealthConfig(hang_seconds=30.0)), SplitPolicy()
+    replica = accounts.get("r0")
+    lease = accounts.take(Decision("r0", 0, 0.0, 0.0, ""), RouteRequest("x", "m", 1), streams=True, now=0.0)
+    lease.quiet_until = math.inf
+    assert not judge.hangs(replica, [lease], 100.0)
+    lease.quiet_until = split.quiet_until(True, 100.0)
+    assert not judge.hangs(replica, [lease], 185.0), "an engine has a minute to fetch KV"
+    assert judge.hangs(replica, [lease], 195.0)
+    lease.quiet_until = split.quiet_until(False, 100.0)
+    assert judge.hangs(replica, [lease], 135.0)

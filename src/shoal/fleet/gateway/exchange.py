@@ -7,6 +7,7 @@ acquire a lease ─► open a leg ─► relay ─► end the leg with its outco
 """
 
 import logging
+import math
 
 from shoal.fleet.gateway.body import asking_for_usage, with_fields
 from shoal.fleet.gateway.context import AdmittedRequest, Services
@@ -165,9 +166,12 @@ class Exchange:
                 and not self._continuing
                 and self._services.splitter.wants(leg.replica, self._route, self._parsed)
             ):
-                self._handoff = await self._services.splitter.prefill(
+                splitter = self._services.splitter
+                leg.lease.quiet_until = math.inf
+                self._handoff = await splitter.prefill(
                     self._parsed, self._route, path, self._admitted.forwarded, self.record
                 )
+                leg.lease.quiet_until = splitter.quiet_until(self._handoff)
                 if self._handoff is not None:
                     body = self._handoff.request(body)
             await self._answer(leg, path, body)
@@ -185,7 +189,9 @@ class Exchange:
         else:
             await self._whole(leg, answer)
         if self.meter.usage is not None:
-            learn(self.record, leg, self.meter.usage, self._services.observers)
+            # Of a split request it says what the prefill replica had cached: no measure of what was predicted here.
+            whole = self._handoff is None
+            learn(self.record, leg, self.meter.usage, self._services.observers if whole else None)
 
     def _request_for(self, leg: Leg) -> tuple[bytes, bytes]:
         parsed, handle = self._parsed, leg.replica.handle

@@ -105,10 +105,10 @@ def _seconds(value: bytes) -> float | None:
     return None
 
 
-def learn(record: RequestRecord, leg: Leg, usage: Usage, observers: Observers) -> None:
-    """What the engine counted, against what was predicted."""
+def learn(record: RequestRecord, leg: Leg, usage: Usage, observers: Observers | None) -> None:
+    """What the engine counted, against what was predicted; `observers` None: it is of another replica."""
     record.actual_hit = cached = usage.cached
-    if cached is None or record.continued:
+    if cached is None or record.continued or observers is None:
         return
     replica = leg.replica
     if replica.on_hit(leg.decision.predicted_hit, cached, usage.prompt_tokens):
