@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.fleet.adapters import DIALECTS
-from shoal.fleet.config import FleetConfig, Pool, SupervisorConfig
+from shoal.fleet.config import FleetConfig, Pool
 from shoal.fleet.context import FleetContext
 from shoal.fleet.managed import ManagedReplica, ReplicaPhase
 from shoal.fleet.registry import Registry
@@ -89,10 +89,6 @@ class Supervisor:
     @property
     def replicas(self) -> list[ManagedReplica]:
         return list(self._replicas.values())
-
-    @property
-    def settings(self) -> SupervisorConfig:
-        return self._config.supervisor
 
     def start(self) -> None:
         """Begin to start every wanted replica; `settled` waits for them."""

@@ -66,11 +66,6 @@ class HttpResponse:
                 raise LegFailed(Outcome.REPLICA_FAULT, f"the answer is larger than {limit} bytes")
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def fail(self, error: LegFailed) -> None:
-        """End it from outside: whoever reads gets the error."""
-        if self._connection is not None:
-            self._connection.fail(error)
-
     def close(self) -> None:
         """Give the connection back if the answer was read to its end, else cut it."""
         connection, self._connection = self._connection, None

@@ -93,10 +93,6 @@ class EngineCapability:
         # A search looks refusals up by the thousand: hashing the whole table each time took a tenth of it.
         return hash((self.engine, self.since, self.version))
 
-    def fact(self, field: str) -> Fact:
-        """The source of one line."""
-        return next(fact for fact in self.facts if fact.field == field)
-
     def image(self, vendor: str) -> str | None:
         """The pinned container image for a vendor's devices; None: none is known."""
         template = dict(self.images).get(vendor)
