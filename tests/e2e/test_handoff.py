@@ -14,8 +14,8 @@ import pytest
 from e2ekit import Running, eventually, running
 
 from shoal.engine.handoff.exporter import Exporter
-from shoal.engine.handoff.params import KvTransferParams, genuine, signed
 from shoal.engine.handoff.wire import HEADER_LIMIT, Fetch, Taken, Wanted, encode
+from shoal.engine.kv_transfer import KvTransferParams, genuine, signed
 from shoal.engine.options import EngineOptions
 from shoal.server.options import ServerOptions
 

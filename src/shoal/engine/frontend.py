@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from shoal.engine.errors import InvalidParameter, InvalidRequest
-from shoal.engine.handoff.params import KvTransferParams
+from shoal.engine.kv_transfer import KvTransferParams
 from shoal.engine.request import EngineRequest
 from shoal.engine.sampling.defaults import SamplingDefaults
 from shoal.engine.sampling.guided import GuidedCompiler

@@ -4,7 +4,7 @@ from typing import Protocol
 
 import msgspec
 
-from shoal.engine.handoff.params import KvTransferParams
+from shoal.engine.kv_transfer import KvTransferParams
 from shoal.engine.ranks.stats import RankStats
 from shoal.policy.batching.handoff import HeldPrefix
 from shoal.policy.batching.plan import TokenLogprobs

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from shoal.engine.handoff.params import KvTransferParams
+from shoal.engine.kv_transfer import KvTransferParams
 from shoal.engine.sampling.params import SamplingParams
 
 

@@ -11,9 +11,9 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from shoal.fleet.gateway import RequestRecord
+from shoal.fleet.gateway.split import Splitter
 from shoal.fleet.registry import Replica
 from shoal.fleet.service import FleetService
-from shoal.fleet.split import Splitter
 from shoal.policy.outcomes import Outcome
 from shoal.policy.routing import Decision
 

@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from shoal.engine.handoff.params import KvTransferParams
+from shoal.engine.kv_transfer import KvTransferParams
 
 ChatFinish = Literal["stop", "length", "tool_calls"]
 CompletionFinish = Literal["stop", "length"]

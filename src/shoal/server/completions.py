@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.types import ASGIApp
 
-from shoal.engine.handoff.params import KvTransferParams
+from shoal.engine.kv_transfer import KvTransferParams
 from shoal.engine.outputs import RequestOutput
 from shoal.http.errors import ApiError, bad_value, needs
 from shoal.http.event_stream import EventStream, off_loop_if

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from shoal.engine.handoff.params import KvTransferParams
+from shoal.engine.kv_transfer import KvTransferParams
 
 JsonObject = dict[str, Any]
 """A user's own JSON (a schema, template arguments): passed on, never interpreted here."""

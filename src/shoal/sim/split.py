@@ -1,4 +1,4 @@
-"""Prefill on one replica, decode on another, in virtual time: what `fleet.split` does by HTTP.
+"""Prefill on one replica, decode on another, in virtual time: what `fleet.gateway.split` does by HTTP.
 
     decode lease ─► prefill leg (1 token) ─► blocks are held ─► fetched over the network ─► decode leg ─► released
 
@@ -23,7 +23,7 @@ from shoal.sim.handoffs import Handovers
 from shoal.sim.legs import Fetch, Leg, Offer, SimulatedAccount, SplitLeg
 
 _RELEASE = nanoseconds(10.0)
-"""The gateway waits so long for a release; `fleet.split`'s."""
+"""The gateway waits so long for a release; `fleet.gateway.split`'s."""
 
 
 class Legs(Protocol):

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shoal.engine.handoff.params import KvTransferParams, signed
 from shoal.engine.handoff.wire import (
     CHUNK_BYTES,
     Chunk,
@@ -26,6 +25,7 @@ from shoal.engine.handoff.wire import (
     encode,
     receive,
 )
+from shoal.engine.kv_transfer import KvTransferParams, signed
 from shoal.policy.batching import HeldPrefix
 
 log = logging.getLogger("shoal.engine")

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
-from shoal.engine.handoff.params import KvTransferParams
 from shoal.engine.handoff.wire import (
     CHUNK_BYTES,
     Chunk,
@@ -18,6 +17,7 @@ from shoal.engine.handoff.wire import (
     encode,
     receive,
 )
+from shoal.engine.kv_transfer import KvTransferParams
 
 _CONNECT_SECONDS = 3.0
 _READ_SECONDS = 10.0

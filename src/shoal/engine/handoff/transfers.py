@@ -17,8 +17,8 @@ from shoal.engine.core import EngineCore
 from shoal.engine.errors import EngineError
 from shoal.engine.handoff.exporter import Blocks, Exporter
 from shoal.engine.handoff.importer import Piece, fetch
-from shoal.engine.handoff.params import KvTransferParams, genuine
 from shoal.engine.handoff.wire import TransferError
+from shoal.engine.kv_transfer import KvTransferParams, genuine
 from shoal.engine.outputs import EngineStats, RequestOutput
 from shoal.engine.request import EngineRequest
 from shoal.policy.batching import Extras, PrefixHasher, make_extras

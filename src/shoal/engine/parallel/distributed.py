@@ -5,56 +5,18 @@ an all-gather and a sum in the order of the ranks, so that results are those of 
 price of n/2 times the bytes for n ranks.
 """
 
-from __future__ import annotations
-
-import os
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shoal.engine.parallel.group import CollectiveTimeout, Group, Work, gathered_extents
-from shoal.engine.parallel.mesh import Mesh
+from shoal.engine.parallel.group import CollectiveTimeout, Work, gathered_extents
 from shoal.engine.parallel.traffic import TrafficCounters
-from shoal.specs.layout import GROUP_AXES, GroupAxis
-
-if TYPE_CHECKING:
-    from shoal.engine.ranks.link import Setup
 
 T = TypeVar("T")
-
-
-def open_distributed(setup: Setup) -> Mesh:
-    """Meet the other ranks and make every group of the mesh. Raises CollectiveTimeout if some don't come."""
-    timeout = timedelta(seconds=setup.options.step_timeout)
-    layout, rank = setup.layout, setup.rank
-    device = torch.device(setup.options.device)
-    if device.type == "cuda":
-        local = int(os.environ.get("LOCAL_RANK", rank % max(1, torch.cuda.device_count())))
-        torch.cuda.set_device(local)
-        device = torch.device("cuda", local)
-    try:
-        host, _, port = (setup.store or "").rpartition(":")
-        store = dist.PrefixStore("shoal", dist.TCPStore(host, int(port), is_master=False, timeout=timeout))  # type: ignore[attr-defined]
-        dist.init_process_group(setup.collectives, store=store, timeout=timeout, rank=rank, world_size=layout.world)
-        traffic = TrafficCounters()
-        groups: dict[GroupAxis, Group] = {}
-        # Every rank makes every group, in the same order: torch.distributed numbers them as they are made.
-        for axis in GROUP_AXES:
-            for members in layout.groups(axis):
-                if len(members) == 1:
-                    continue
-                made = dist.new_group(list(members), timeout=timeout)
-                if rank in members:
-                    groups[axis] = TorchGroup(axis, members, members.index(rank), made, traffic, device)
-    except (dist.DistError, RuntimeError) as error:
-        what = f"rendezvous ({_first_line(error)})"
-        raise CollectiveTimeout("world", what, None, timeout.total_seconds()) from error
-    return Mesh(layout, rank, lambda axis, _: groups[axis], traffic)
 
 
 class TorchGroup:
@@ -181,7 +143,3 @@ class _AsyncWork:
         self._wait()
         self._packed = None
         return list(torch.split(self._out, self._arriving))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -12,11 +12,11 @@ import msgspec
 
 from shoal.engine.errors import EngineError
 from shoal.engine.options import EngineOptions
-from shoal.engine.parallel.open import shared_memory_axes
 from shoal.engine.parallel.shm_layout import anonymous_segment
 from shoal.engine.parallel.shm_native import backend
 from shoal.engine.ranks.heartbeat import BeatBoard
 from shoal.engine.ranks.link import Setup
+from shoal.engine.ranks.open import shared_memory_axes
 from shoal.engine.ranks.processes import RankSpec
 from shoal.engine.ranks.rendezvous import JOIN_SECONDS, LaunchEnv, await_ranks, open_store
 from shoal.specs.layout import Layout

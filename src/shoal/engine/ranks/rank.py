@@ -28,7 +28,6 @@ from shoal.engine.machine import usable_cores
 from shoal.engine.messages import StepCommand
 from shoal.engine.parallel.group import CollectiveTimeout
 from shoal.engine.parallel.mesh import Mesh
-from shoal.engine.parallel.open import open_mesh
 from shoal.engine.ranks.heartbeat import BeatBoard
 from shoal.engine.ranks.link import (
     Allocate,
@@ -45,6 +44,7 @@ from shoal.engine.ranks.link import (
     Setup,
     Stop,
 )
+from shoal.engine.ranks.open import open_mesh
 from shoal.engine.ranks.rendezvous import LaunchEnv, connect_rank
 from shoal.policy.batching.plan import StepResult
 

@@ -21,12 +21,12 @@ from shoal.fleet.gateway.lengths import check_fits
 from shoal.fleet.gateway.logs import AccessLog, PromptLog
 from shoal.fleet.gateway.pages import Pages
 from shoal.fleet.gateway.record import Observers, RequestRecord
+from shoal.fleet.gateway.split import Splitter
 from shoal.fleet.gateway.stored import StoredResponses
 from shoal.fleet.gateway.stored_requests import answer_stored, response_id_of
 from shoal.fleet.gateway.tokens import TokenSource
 from shoal.fleet.registry import Registry
 from shoal.fleet.shared import SharedState
-from shoal.fleet.split import Splitter
 from shoal.http.errors import (
     JSON_TYPE,
     ApiError,

@@ -9,9 +9,9 @@ from shoal.fleet.gateway.config import GatewayConfig
 from shoal.fleet.gateway.dispatch import Dispatcher
 from shoal.fleet.gateway.record import Observers, RequestRecord
 from shoal.fleet.gateway.reply import Headers
+from shoal.fleet.gateway.split import Splitter
 from shoal.fleet.gateway.stored import StoredResponses
 from shoal.fleet.registry import Registry
-from shoal.fleet.split import Splitter
 from shoal.policy.retry import RetryPolicy
 from shoal.policy.routing import RouteRequest
 

@@ -17,10 +17,10 @@ from shoal.fleet.gateway.leg import Leg, Refused, learn
 from shoal.fleet.gateway.reading import StreamReader
 from shoal.fleet.gateway.replies import answer_headers, closed, failed, refusal_of
 from shoal.fleet.gateway.reply import Reply
+from shoal.fleet.gateway.split import Handoff
 from shoal.fleet.gateway.sse import without_token_ids, without_usage
 from shoal.fleet.gateway.stored import Owner
 from shoal.fleet.gateway.usage import NOTHING_USED, TokenMeter, output_estimate, response_id_of, usage_of
-from shoal.fleet.split import Handoff
 from shoal.http.client import HttpResponse
 from shoal.http.errors import ApiError, ErrorBody
 from shoal.http.sse import SseSplitter
