@@ -149,3 +149,15 @@ def test_measured_runs_of_vllm(shared_data: Path, capsys: pytest.CaptureFixture[
         found = json.loads(out)
         assert found["unanswered"] == 0
         assert abs(found["tpot"]["mean_error"]) <= 0.20, made.name
+
+
+def test_a_fit_to_a_measured_run_agrees_with_it(shared_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In sample: means within 2 %, the slowest tenth within 4 %."""
+    made = str(shared_data / "measured" / "vllm-requests" / "RTXPRO6000-Llama-3.1-8B")
+    code, out, err = run(capsys, "simulate", "score", made, "--fit", made, "--json", "-")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert found["unanswered"] == 0
+    for kind in ("ttft", "tpot", "e2e"):
+        assert abs(found[kind]["mean_error"]) <= 0.02, kind
+        assert abs(found[kind]["p90_error"]) <= 0.04, kind
