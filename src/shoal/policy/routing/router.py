@@ -26,6 +26,8 @@ from shoal.policy.routing.prefix import ApproximateIndex
 from shoal.policy.routing.session import SessionAffinity
 from shoal.policy.routing.text_tree import CacheAware
 
+_MANY = 4
+"""Times as many replicas as are scored, from which on not all are even looked at."""
 _MIN_TOKENIZED = 64
 _MAX_TOKENIZED = 200_000
 """Prompt tokens, estimated: no replica tokenizes more in the time that it is given."""
@@ -82,20 +84,34 @@ class Router:
 
     def route(self, request: RouteRequest, replicas: Sequence[ReplicaState], now: float) -> Decision | NoReplica:
         """The replica for it, or why there is none. A decision counts as taken: the index and ties remember it."""
-        kept = _kept(self._free, request, self._who_could(request, replicas, now), now)
-        if not kept:
-            return why_none(request, replicas)
-        able = len(kept)
         if self.index is not None:
             request.hits = self.index.hits(request, now)
             request.charged = self.index.charged(request)
-        if self._sample is not None and able > self._sample.size:
-            kept = self._sample.of(request, kept)
+        kept, able = self._candidates(request, replicas, now)
+        if not kept:
+            return why_none(request, replicas)
         scored = [(self._score(request, r, now), r) for r in kept]
         score, replica, why = self._picker.pick(request, scored, now)
         if self.index is not None:
             self.index.chosen(request, replica.name, now)
         return self._decision(request, replica, score, why, able, now)
+
+    def _candidates(
+        self, request: RouteRequest, replicas: Sequence[ReplicaState], now: float
+    ) -> tuple[list[ReplicaState], int]:
+        """Return those to score, and of how many they are."""
+        sample = self._sample
+        if sample is not None and len(replicas) > _MANY * sample.size:
+            some = sample.of(request, replicas)
+            kept = _kept(self._free, request, self._who_could(request, some, now), now)
+            # Where nearly all can take it, and none is a fallback, looking at the rest would change nothing.
+            if 2 * len(kept) >= len(some) and not kept[0].fallback:
+                return kept, len(replicas)
+        kept = _kept(self._free, request, self._who_could(request, replicas, now), now)
+        able = len(kept)
+        if sample is not None and able > sample.size:
+            kept = sample.of(request, kept)
+        return kept, able
 
     def _score(self, request: RouteRequest, replica: ReplicaState, now: float) -> float:
         total = 0.0
