@@ -3,9 +3,9 @@
     python benchmarks/simulated_accuracy.py --logs DIR… [--stages stages.csv]
                                             [--output docs/simulation-scorecard.md]
 
-`--logs` are folders with requests.jsonl and meta.json (`shoal simulate score`). `--stages` is a table of percentiles
-by arrival rate (kubernetes-sigs/inference-perf, demos/kubecon-na-2025): step times are fitted to two of the rates
-and judged on one between them.
+`--logs` are folders with requests.jsonl and meta.json (`shoal simulate score`). `--stages` is a table of
+percentiles by arrival rate (kubernetes-sigs/inference-perf, demos/kubecon-na-2025): step times are fitted to two of
+the rates and judged on one between them.
 """
 
 import argparse
@@ -32,18 +32,18 @@ FITTED, JUDGED = (0, 2), (1,)
 INTRODUCTION = """# Scorecard of the simulator
 
 Written by `benchmarks/simulated_accuracy.py`. Errors are simulated ÷ measured − 1. *Inside 90 %*: the share of
-twenty measured quantiles (5 % to 99 %) that lie in the simulated interval, which is that of step times and of so many
-requests. The logs are 300 requests of ShareGPT each, at ten per second, through vLLM 0.19
+twenty measured quantiles (5 % to 99 %) that lie in the simulated interval, which is that of step times and of so
+many requests. The logs are 300 requests of ShareGPT each, at ten per second, through vLLM 0.19
 (casys-kaist/LLMServingSim, MIT): far above what an RTX 4090 serves, near the limit of the others.
 """
 WRONG = """## Where it is wrong
 
-- *Intervals without a fit are too wide*: every quantile is inside, where nine in ten should be. A step's interval on
-  a generation that was never measured is the planner's, 1.9 either way; errors here are 20 % at most.
-- *A fit to one model doesn't carry to another for free*: from 8B on one card to 32B on two, everything comes out 16 %
-  too quick, as without a fit. Tensor parallelism over PCIe is what the planner sees too favourably.
-- *Low loads*: TTFT at a rate that was not fitted is off by about a quarter, though time per token and E2E are within
-  5 %. What happens before the scheduler (HTTP, tokenizing) is one constant here, and isn't in the engine.
+- *Intervals without a fit are too wide*: every quantile is inside, where nine in ten should be. A step's interval
+  on a generation that was never measured is the planner's, 1.9 either way; errors here are 20 % at most.
+- *A fit to one model doesn't carry to another for free*: from 8B on one card to 32B on two, everything comes out
+  16 % too quick, as without a fit. Tensor parallelism over PCIe is what the planner sees too favourably.
+- *Low loads*: TTFT at a rate that was not fitted is off by about a quarter, though time per token and E2E are
+  within 5 %. What happens before the scheduler (HTTP, tokenizing) is one constant here.
 - *Tails at moderate load*: p99 comes out too low. Stalls of the engine's host are not simulated.
 - *Not simulated*: speculative decoding, asynchronous scheduling, pipeline stages. Nobody has published a log of a
   fleet behind a router, so what routing does can be compared with our own fleet only.
