@@ -3,8 +3,8 @@ quality.
 
 Each way of leaving out stands for one level of knowledge (`intervals.LEVELS`): rows at random for a case that was
 measured at another load, whole machines, whole models, whole engines, whole generations. The intervals of a level
-are the quantiles of its held-out residuals. Its quality is reported with the intervals that the other folds give,
-so that no row has a part in the interval that it is held against.
+come from its held-out residuals. Its quality is reported with these; for whole machines and models also with the
+intervals that the other folds alone give, so that nothing left out has a part in the width that it is held against.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,10 @@ from shoal.plan.artifact import VERSION, Artifact, Quality, tables
 from shoal.plan.estimator import Array, Predictions, ServingEstimator
 from shoal.plan.fit import Correction, Physics, fit_correction
 from shoal.plan.fit_cases import Cases, cases_of, group_name
-from shoal.plan.fit_quality import Ratios, fit_scale, interval_cells, qualities, widening_of
+from shoal.plan.fit_quality import Ratios, fit_scale, interval_cells, qualities
 from shoal.plan.intervals import (
     LEVELS,
+    TRUST,
     Familiarity,
     Index,
     IntervalCell,
@@ -32,6 +33,9 @@ from shoal.plan.serving import closed_loop
 ROW_FOLDS = 4
 LEFT_OUT = dict(zip(LEVELS, ("rows", "machines", "models", "engines", "generations"), strict=True))
 """What is left out of the fits that stand for a level."""
+
+BLIND = ", intervals too"
+"""What is left out has no part in the interval's width either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,8 @@ class _HeldOut:
     tpot: Array
     ttft: Array
     """ln(measured ÷ predicted)."""
+    regime: Index
+    """As those fits see it."""
 
 
 def fold_names(rows: Sequence[Row], level: str) -> list[str]:
@@ -79,9 +85,13 @@ def fit_rows(rows: Sequence[Row], source: str, date: str, evaluations: int = 25)
     held = [_leave_out(cases, fold_names(once, level), level, evaluations, whole) for level in LEVELS]
     scales = fit_scale(table, held[0].tpot, cases, counts), fit_scale(table, held[0].ttft, cases, counts)
     size = scales[0].many(table), scales[1].many(table)
-    ratios = [Ratios(h.level, h.tpot / size[0], h.ttft / size[1], regime, hardware, counts, h.fold) for h in held]
-    widenings = [widening_of(r) for r in ratios]
-    cells = [cell for r, w in zip(ratios, widenings, strict=True) for cell in interval_cells(r, w)]
+    ratios = [
+        Ratios(
+            held[0].level, held[0].tpot / size[0], held[0].ttft / size[1], regime, hardware, counts, held[0].fold
+        ),
+        *(Ratios(h.level, h.tpot, h.ttft, h.regime, hardware, counts, h.fold) for h in held[1:]),
+    ]
+    cells = [cell for r in ratios for cell in interval_cells(r)]
 
     def artifact(
         part: Correction, intervals: Sequence[IntervalCell], quality: dict[str, dict[str, Quality]]
@@ -97,13 +107,20 @@ def fit_rows(rows: Sequence[Row], source: str, date: str, evaluations: int = 25)
 
     inside = predict_cases(artifact(whole, cells, {}), cases, LEVELS[0])
     quality = {"nothing": qualities(inside, cases, counts, (regime, hardware))}
-    for h, r, w in zip(held, ratios, widenings, strict=True):
-        parts = []
+    for h, r in zip(held, ratios, strict=True):
+        around, apart = [], []
         for number, part in enumerate(h.parts):
-            others = interval_cells(r.without(number), w)
-            parts.append(predict_cases(artifact(part, others, {}), cases, h.level))
-        found = _assemble(parts, h.fold)
-        quality[LEFT_OUT[h.level]] = qualities(found, cases, counts, (regime, hardware))
+            others = interval_cells(r.without(number))
+            apart.append(predict_cases(artifact(part, others, {}), cases, h.level))
+            around.append(predict_cases(artifact(part, cells, {}), cases, h.level))
+        where, name = (h.regime, hardware), LEFT_OUT[h.level]
+        blind = qualities(_assemble(apart, h.fold), cases, counts, where)
+        # Rows at random need no intervals of their own: a quarter of the rows moves no quantile.
+        quality[name] = (
+            blind if h.level == LEVELS[0] else qualities(_assemble(around, h.fold), cases, counts, where)
+        )
+        if h.level in ("machine", "model"):
+            quality[name + BLIND] = blind
     return Fit(artifact(whole, cells, quality), cases)
 
 
@@ -115,18 +132,23 @@ def _leave_out(cases: Cases, names: Sequence[str], level: str, evaluations: int,
         names = [str(n) for n in np.random.default_rng(1).integers(0, ROW_FOLDS, len(names))]
         return _leave_out(cases, names, level, evaluations, whole)
     parts = tuple(fit_correction(cases.take(fold != f), evaluations) for f in range(len(found)))
-    outside = [part.residuals(cases) for part in parts]
-    return _HeldOut(
-        level, fold, parts, np.choose(fold, [o[0] for o in outside]), np.choose(fold, [o[1] for o in outside])
-    )
+    outside = [part.residuals(cases, TRUST[level]) for part in parts]
+    regimes = [
+        regimes_of(cases.load, closed_loop(cases.work, cases.first, part.physics.constants(cases), cases.load))
+        for part in parts
+    ]
+    tpot, ttft = np.choose(fold, [o[0] for o in outside]), np.choose(fold, [o[1] for o in outside])
+    return _HeldOut(level, fold, parts, tpot, ttft, np.choose(fold, regimes))
 
 
 def predict_cases(artifact: Artifact, cases: Cases, level: str) -> Predictions:
     """What a set of constants predicts for the cases, with the intervals of a level."""
     estimator = ServingEstimator(artifact)
     k = Physics(artifact.base, artifact.offsets).constants(cases)
+    ones = np.ones(len(cases.tpot))
+    tpot, ttft = TRUST[level]
     known = Familiarity(
-        np.full(len(cases.tpot), float(LEVELS.index(level))), cases.known.hardware, np.ones(len(cases.tpot))
+        ones * LEVELS.index(level), cases.known.hardware, ones, tpot_trust=ones * tpot, ttft_trust=ones * ttft
     )
     return estimator.evaluate(cases.work, cases.first, cases.load, k, cases.kind, known)
 

@@ -108,9 +108,17 @@ class ServingEstimator:
         row = np.array(features(ready.work, ready.first, load, kind, out, SCALAR))
         a = self.artifact
         tpot_log, ttft_log, tpot_wide, ttft_wide = self._bundle.one(row)
-        trees, scaled = float(np.asarray(known.trees)), 1.0 - float(np.asarray(known.own))
-        tpot = out.tpot * math.exp(tpot_log * trees) * float(np.asarray(known.tpot_factor))
-        ttft = out.ttft * math.exp(ttft_log * trees) * float(np.asarray(known.ttft_factor))
+        trees, scaled = float(np.asarray(known.trees)), float(np.asarray(known.scaled))
+        tpot = (
+            out.tpot
+            * math.exp(tpot_log * trees * float(np.asarray(known.tpot_trust)))
+            * float(np.asarray(known.tpot_factor))
+        )
+        ttft = (
+            out.ttft
+            * math.exp(ttft_log * trees * float(np.asarray(known.ttft_trust)))
+            * float(np.asarray(known.ttft_factor))
+        )
         floor = tpot_floor(ready.work)
         tpot_width = math.exp((a.scale_base[0] + tpot_wide * trees) * scaled)
         ttft_width = math.exp((a.scale_base[1] + ttft_wide * trees) * scaled)
@@ -141,9 +149,9 @@ class ServingEstimator:
         table = feature_table(work, first, load, kind, out)
         tpot_log, ttft_log, tpot_wide, ttft_wide = self._bundle.many(table)
         a = self.artifact
-        floor, scaled = tpot_floor(work), 1.0 - np.asarray(known.own)
-        tpot = np.maximum(out.tpot * np.exp(tpot_log * known.trees) * known.tpot_factor, floor)
-        ttft = out.ttft * np.exp(ttft_log * known.trees) * known.ttft_factor
+        floor, scaled = tpot_floor(work), np.asarray(known.scaled)
+        tpot = np.maximum(out.tpot * np.exp(tpot_log * known.trees * known.tpot_trust) * known.tpot_factor, floor)
+        ttft = out.ttft * np.exp(ttft_log * known.trees * known.ttft_trust) * known.ttft_factor
         tpot_width = np.exp((a.scale_base[0] + tpot_wide * known.trees) * scaled)
         ttft_width = np.exp((a.scale_base[1] + ttft_wide * known.trees) * scaled)
         tpot_low, tpot_high, ttft_low, ttft_high = self._intervals.quantiles(known, regimes_of(load, out))

@@ -16,17 +16,12 @@ from shoal.plan.residual import Ensemble
 
 SCALE_TREES = BoostSettings(trees=60, depth=4, rate=0.2, shrink=25.0, clip=1.5)
 COVERAGE = 0.9
-CELL_SHRINKAGE = 60.0
+CELL_SHRINKAGE = 10.0
 """Weight, in rows, of a regime's quantiles in those of one class of hardware; and of all regimes' in a regime's."""
+FEWEST = 30.0
+"""Rows below which a regime's or a class's quantile is not taken from them."""
+_ROUNDS = 12
 _NOISE_FLOOR = 0.03
-
-
-@dataclass(frozen=True, slots=True)
-class Widening:
-    """Factors on the logarithmic width of intervals."""
-
-    tpot: float = 1.0
-    ttft: float = 1.0
 
 
 Mask = npt.NDArray[np.bool_]
@@ -52,7 +47,7 @@ def fit_scale(table: Array, residual: Array, cases: Cases, counts: Array) -> Sca
 
 @dataclass(frozen=True, slots=True)
 class Ratios:
-    """Residual ÷ scale of held-out predictions of one level, with where each stands."""
+    """Residual ÷ scale of held-out predictions of one level, with where each stands (the scale of groups is 1)."""
 
     level: str
     tpot: Array
@@ -69,66 +64,69 @@ class Ratios:
         return Ratios(self.level, *(getattr(self, name)[mask] for name in self.__slots__[1:]))
 
 
-def interval_cells(found: Ratios, widening: Mapping[str, Widening]) -> list[IntervalCell]:
-    """The shortest intervals that hold `COVERAGE` of the rows, by regime, widened, with shrinkage.
+def interval_cells(found: Ratios) -> list[IntervalCell]:
+    """Intervals that hold `COVERAGE` of the rows in each regime and on each class of hardware."""
+    return _row_cells(found) if found.level == LEVELS[0] else _group_cells(found)
 
-    A class of hardware has cells of its own where rows are left out at random; elsewhere there are too few things
-    left out to tell classes apart.
-    """
+
+def _row_cells(found: Ratios) -> list[IntervalCell]:
+    """The shortest intervals, by regime and class of hardware, with shrinkage towards those of more rows."""
     cells: list[IntervalCell] = []
     whole = np.full(len(found.counts), True)
-    classes = CLASSES if found.level == LEVELS[0] else ()
     for number, regime in enumerate(REGIMES):
         here = found.regime == number
         values = []
-        for name, ratio in (("tpot", found.tpot), ("ttft", found.ttft)):
+        for ratio in (found.tpot, found.ttft):
             everywhere = _shortest(ratio, found.counts, whole, None)
             common = _shortest(ratio, found.counts, here, everywhere)
             own = [
-                _shortest(ratio, found.counts, here & (found.hardware == c), common) for c in range(len(classes))
+                _shortest(ratio, found.counts, here & (found.hardware == c), common) for c in range(len(CLASSES))
             ]
-            factor = getattr(widening[regime], name)
-            values.append([_widened(interval, factor) for interval in (*own, common)])
-        for hardware, tpot, ttft in zip((*classes, ""), *values, strict=True):
+            values.append([*own, common])
+        for hardware, tpot, ttft in zip((*CLASSES, ""), *values, strict=True):
             cells.append(IntervalCell(found.level, regime, hardware, tpot, ttft))
     return cells
 
 
-def _widened(interval: Interval, factor: float) -> Interval:
-    middle, half = (interval.low + interval.high) / 2.0, (interval.high - interval.low) / 2.0
-    return Interval(round(middle - half * factor, 4), round(middle + half * factor, 4))
+def _group_cells(found: Ratios) -> list[IntervalCell]:
+    """Intervals of what was left out whole: the quantile of residuals of which none saw its own model or machine.
 
-
-def widening_of(found: Ratios) -> dict[str, Widening]:
-    """By how much each regime's intervals are widened so that what is left out falls into those of the rest.
-
-    Rows of one model or machine err together, and a level has few of them: quantiles over the rows of some hold
-    fewer than `COVERAGE` of the next one's. The factor is the smallest at which the intervals of the other folds
-    hold that many of each fold, with a regime's shrunk towards that of all. Rows left out at random need none.
+    Rows of one model err together, so that their middle says nothing of the next one: intervals lie around the
+    prediction. That is the cross-conformal interval (Vovk 2015; CV+ of Barber et al. 2021) over groups, for each
+    regime and class. A new generation is of no class.
     """
-    none = {regime: Widening() for regime in REGIMES}
-    if found.level == LEVELS[0]:
-        return none
-    excess = {"tpot": np.zeros(len(found.counts)), "ttft": np.zeros(len(found.counts))}
-    for fold in np.unique(found.fold):
-        for cell in interval_cells(found.without(int(fold)), none):
-            rows = (found.fold == fold) & (found.regime == REGIMES.index(cell.regime))
-            for name in excess:
-                interval: Interval = getattr(cell, name)
-                middle, half = (interval.low + interval.high) / 2.0, (interval.high - interval.low) / 2.0
-                excess[name][rows] = np.abs(getattr(found, name)[rows] - middle) / max(half, 1e-9)
-    factors: dict[str, Widening] = {}
+    classes = CLASSES if found.level != LEVELS[-1] else ()
+    tpot, ttft = (
+        (half_widths(ratio, found, True), half_widths(ratio, found, False)) for ratio in (found.tpot, found.ttft)
+    )
+    cells: list[IntervalCell] = []
     for number, regime in enumerate(REGIMES):
-        rows = found.regime == number
-        weight = float(found.counts[rows].sum())
-        own = weight / (weight + CELL_SHRINKAGE / 6.0)
-        parts = {}
-        for name, values in excess.items():
-            everywhere = weighted_quantile(values, found.counts, COVERAGE)
-            here = weighted_quantile(values[rows], found.counts[rows], COVERAGE) if rows.any() else everywhere
-            parts[name] = max(1.0, here**own * everywhere ** (1.0 - own))
-        factors[regime] = Widening(**parts)
-    return factors
+        places = [*((name, 0, place) for place, name in enumerate(classes)), ("", 1, 0)]
+        for hardware, which, place in places:
+            ends = [round(float(half[which][number, place]), 4) for half in (tpot, ttft)]
+            cells.append(IntervalCell(found.level, regime, hardware, *(Interval(-end, end) for end in ends)))
+    return cells
+
+
+def half_widths(ratio: Array, found: Ratios, by_class: bool) -> Array:
+    """Multiples of the scale [regimes, classes + 1] within which lie `COVERAGE` of each regime's rows, and of each
+    class's.
+
+    A regime has one factor and a class another, found in turn until both hold. What has too few rows for a quantile
+    keeps the factor of all.
+    """
+    size = np.abs(ratio)
+    place = found.hardware if by_class else np.zeros_like(found.hardware)
+    width = np.full((len(REGIMES), len(CLASSES) + 1), weighted_quantile(size, found.counts, COVERAGE))
+    for _ in range(_ROUNDS):
+        for axis, labels in enumerate((found.regime, place)):
+            for label in range(width.shape[axis]):
+                rows = labels == label
+                if found.counts[rows].sum() >= FEWEST:
+                    excess = size[rows] / width[found.regime[rows], place[rows]]
+                    at = (label, slice(None)) if axis == 0 else (slice(None), label)
+                    width[at] *= weighted_quantile(excess, found.counts[rows], COVERAGE)
+    return width
 
 
 def _shortest(ratio: Array, counts: Array, mask: Mask, around: Interval | None) -> Interval:
@@ -143,7 +141,9 @@ def _shortest(ratio: Array, counts: Array, mask: Mask, around: Interval | None) 
     def at(share: float) -> float:
         return float(values[min(int(np.searchsorted(reached, share)), len(values) - 1)])
 
-    low, high = min(((at(s), at(s + COVERAGE)) for s in np.linspace(0.01, 0.99 - COVERAGE, 33)), key=_length)
+    # Of n rows the next one falls between any two neighbours with probability 1/(n + 1).
+    share = min(COVERAGE * (1.0 + 1.0 / float(weight.sum())), 0.98)
+    low, high = min(((at(s), at(s + share)) for s in np.linspace(0.005, 0.995 - share, 33)), key=_length)
     if around is None:
         return Interval(round(low, 4), round(high, 4))
     own = float(weight.sum()) / (float(weight.sum()) + CELL_SHRINKAGE)

@@ -119,6 +119,8 @@ def pool_familiarity(decode: Familiarity, prefill: Familiarity, mixed: Mask) -> 
         level=np.where(mixed, level, decode.level),
         further=np.where(mixed, further, decode.further),
         trees=np.where(mixed, np.minimum(decode.trees, prefill.trees), decode.trees),
+        tpot_trust=np.where(mixed, np.minimum(decode.tpot_trust, prefill.tpot_trust), decode.tpot_trust),
+        ttft_trust=np.where(mixed, np.minimum(decode.ttft_trust, prefill.ttft_trust), decode.ttft_trust),
         ttft_factor=np.where(mixed, prefill.ttft_factor, decode.ttft_factor),
     )
 

@@ -59,6 +59,8 @@ _TITLES: Mapping[str, str] = {
     "rows": "A quarter of the rows left out",
     "machines": "Whole machines left out",
     "models": "Whole models left out",
+    "machines, intervals too": "Whole machines left out, of the intervals too",
+    "models, intervals too": "Whole models left out, of the intervals too",
     "engines": "Whole engines left out",
     "generations": "Whole generations of hardware left out",
 }
@@ -79,20 +81,16 @@ def _fit(artifact: Artifact) -> list[str]:
         "",
         *_markdown_table("", [_quality_row(_TITLES[n].lower(), q["all"]) for n, q in artifact.quality.items()]),
         "Each line but the first is of predictions by fits that did not see the row: one fit for every machine,"
-        " model"
-        " (names that share an architecture, such as DeepSeek-R1 and V3 or a checkpoint and its quantizations,"
-        " are one),"
-        " engine or generation, which is left out whole. What a deployment has in common with the measured rows"
-        " decides"
-        " which of these its interval comes from: a measured model on a measured machine gets the narrow one of"
-        " rows left"
-        " out, an unmeasured machine that of machines left out, and so on. The intervals that the held-out rows"
-        " are held"
-        " against are those of the other folds, widened by one factor for each regime; in regimes with few rows the"
-        " coverage is rough.",
+        " model (names that share an architecture, such as DeepSeek-R1 and V3 or a checkpoint and its"
+        " quantizations, are one), engine or generation, which is left out whole. What a deployment has in common"
+        " with the measured rows decides which of these its interval comes from: a measured model on a measured"
+        " machine gets the narrow one of rows left out, an unmeasured machine that of machines left out, and so on."
+        " The width for what is new is the quantile of such residuals, one factor for each regime and class of"
+        " hardware, so coverage over all that was left out is 90 % by construction. How it holds for the next"
+        ' machine or model is said by the lines "intervals too", whose widths come from the others alone.',
         "",
     ]
-    for name in ("machines", "models"):
+    for name in ("machines", "machines, intervals too", "models", "models, intervals too"):
         if name in artifact.quality:
             slices = [_quality_row(key, q) for key, q in artifact.quality[name].items()]
             lines += [f"### {_TITLES[name]}", "", *_markdown_table("", slices)]
@@ -122,13 +120,18 @@ def scorecard(score: Score, estimator: ServingEstimator, source: str) -> str:
         lines += _markdown_table(dimension, [(value, *_cells(found)) for value, found in slices.items()])
     lines += [
         "`idle`, `loaded` and `memory-bound` are aggregated rows: up to 16 requests for an attention rank, more,"
-        " and more than its KV memory admits by our account. `workers assumed` are split rows that do not say"
+        " and more than its KV memory admits by our account (of the fit that left the row out, where one did)."
+        " `workers assumed` are split rows that do not say"
         " how many workers there were, or in what layout.",
         "",
         "## What limits it",
         "",
         "- Rows do not record speculative decoding, which halves TPOT where it was on.",
         "- A quarter of the rows leave out the numbers of prefill and decode workers; TTFT depends on a guess.",
+        "- TTFT of what was left out: the residuals of one model, engine, machine and regime spread by a factor of"
+        " five (90 %, workers known) around their own middle, and these middles by as much again. No width of 3 can"
+        " hold them. That would take what the columns lack: queueing and warm-up of the harness, the chunk of"
+        " prefill, the engine's version; or a run of one's own (`shoal plan calibrate`).",
         "- Cold starts and streaming intervals of a harness are in the measured TTFT and in no column.",
         "",
     ]

@@ -14,8 +14,10 @@ from plan_deployments import deployment
 from shoal.plan.artifact import read_artifact, shipped, write_artifact
 from shoal.plan.boost import BoostSettings, fit_trees
 from shoal.plan.calibrate import rescale
+from shoal.plan.cross_validation import BLIND
 from shoal.plan.estimator import ServingEstimator
-from shoal.plan.intervals import LEVELS
+from shoal.plan.fit_quality import Ratios, half_widths
+from shoal.plan.intervals import CLASSES, LEVELS
 from shoal.plan.lookup import catalog_accelerators, catalog_models
 from shoal.plan.readers import read_observations
 from shoal.plan.residual import Bundle
@@ -81,9 +83,33 @@ def test_the_committed_fit_states_its_held_out_errors(measured: list[Row]) -> No
     for left_out in ("rows", "machines", "models", "engines", "generations"):
         outside = quality[left_out]
         assert outside["all"].tpot_median > quality["nothing"]["all"].tpot_median
-        for name in ("all", "workers known", "idle", "loaded"):
-            assert 0.85 <= outside[name].tpot_coverage <= 0.95, (left_out, name)
-            assert 0.85 <= outside[name].ttft_coverage <= 0.95, (left_out, name)
+        for name, part in outside.items():
+            if part.rows >= 50 and name not in CLASSES:
+                assert 0.85 <= part.tpot_coverage <= 0.95, (left_out, name)
+                assert 0.85 <= part.ttft_coverage <= 0.95, (left_out, name)
+    for left_out in ("machines", "models"):
+        assert quality[left_out]["all"].tpot_width <= 2.0
+        for name in CLASSES:
+            assert 0.85 <= quality[left_out][name].tpot_coverage <= 0.95, (left_out, name)
+            assert 0.85 <= quality[left_out][name].ttft_coverage <= 0.95, (left_out, name)
+        # Not even the interval has seen them: it may be off by more, never by half of what it leaves out.
+        blind = quality[left_out + BLIND]["all"]
+        assert blind.tpot_coverage >= 0.85
+        assert blind.ttft_coverage >= 0.80
+
+
+def test_half_widths_hold_nine_tenths_of_every_regime_and_class() -> None:
+    rng = np.random.default_rng(1)
+    rows = 4000
+    regime, hardware = rng.integers(0, 3, rows), rng.integers(0, len(CLASSES), rows)
+    residual = rng.normal(size=rows) * (1.0 + regime) * (1.0 + 2.0 * hardware)
+    found = Ratios("model", residual, residual, regime, hardware, np.ones(rows), regime)
+    inside = np.abs(residual) <= half_widths(residual, found, True)[regime, hardware]
+    for labels in (regime, hardware):
+        for label in np.unique(labels):
+            assert inside[labels == label].mean() == pytest.approx(0.9, abs=0.01)
+    few = found.without(0).without(1)
+    assert np.isfinite(half_widths(few.tpot, few, True)).all()
 
 
 def test_the_scorecard_is_what_the_constants_say(measured: list[Row]) -> None:
@@ -94,7 +120,7 @@ def test_the_scorecard_is_what_the_constants_say(measured: list[Row]) -> None:
     assert date.sub("", committed) == date.sub("", made)
 
 
-def test_what_nobody_measured_is_wider_step_by_step() -> None:
+def test_what_nobody_measured_is_wider() -> None:
     """Issue 14, fault 10: what is known of a class carries over instead of one wide prior."""
     estimator = ServingEstimator()
     base = deployment()
@@ -110,8 +136,9 @@ def test_what_nobody_measured_is_wider_step_by_step() -> None:
         assert LEVELS[int(estimator.familiarity(case).level)] == level
         tpot = estimator.estimate(case).tpot
         widths[level] = tpot.high / tpot.low
-    assert widths["measured"] < min(widths[level] for level in ("machine", "engine"))
-    assert max(widths.values()) == widths["generation"] < 5
+    # Beyond "measured" each width is what leaving that out has shown; those of one class may cross those of all.
+    assert widths["measured"] * 1.5 < min(widths[level] for level in ("machine", "engine", "generation"))
+    assert max(widths.values()) < 3
 
 
 def test_copies_of_one_measurement_count_once_in_the_fit(measured: list[Row]) -> None:
