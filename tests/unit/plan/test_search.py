@@ -91,7 +91,7 @@ def test_order_priced_first_then_by_price_and_groups_are_ties() -> None:
 
 def test_what_may_miss_never_ranks_before_what_surely_meets_at_a_tie() -> None:
     """Issue 14, fault 10."""
-    plan = llama(tpot=0.04)
+    plan = llama(users=10, tpot=0.04)
     assert len({d.sure for d in plan.designs}) == 2
     for one, other in itertools.pairwise(plan.ranked):
         if one.group == other.group:
