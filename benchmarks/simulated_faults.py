@@ -62,8 +62,8 @@ class Totals:
 def drawn_fleet(draw: random.Random, replicas: int) -> SimulatedFleet:
     """A fleet that could be."""
     scheduler = SchedulerConfig(
-        num_blocks=draw.choice([480, 700, 3000]),
-        block_size=16,
+        num_blocks=draw.choice([120, 175, 750]),
+        block_size=64,
         max_model_len=8192,
         token_budget=draw.choice([256, 2048]),
         max_sequences=draw.choice([4, 64]),

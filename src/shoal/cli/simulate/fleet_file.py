@@ -26,6 +26,7 @@ def configured_fleet(path: Path, options: Replicas) -> Made:
     """The fleet that `shoal serve --config` would serve; options go before what the file says of every pool."""
     from shoal.fleet.config_file import load_config
     from shoal.policy.restarts import RestartConfig
+    from shoal.policy.split import SplitConfig
     from shoal.sim import SimulatedFleet
 
     config = load_config(path)
@@ -44,6 +45,7 @@ def configured_fleet(path: Path, options: Replicas) -> Made:
             prefix=f"{pool.name}-",
             models=frozenset(pool.served_names),
             pool=pool.name,
+            role=pool.role,
         )
         _, text = fact(pool.count if options.replicas is None else options.replicas, made, given)
         facts.append((f"pool {pool.name}", text))
@@ -57,6 +59,9 @@ def configured_fleet(path: Path, options: Replicas) -> Made:
         health=config.health,
         retry=config.gateway_config().retry_config(),
         restart=RestartConfig(**{f: getattr(supervisor, f) for f in RestartConfig.__struct_fields__}),
+        split=SplitConfig(
+            threshold_tokens=gateway.split_threshold_tokens, prefill_seconds=gateway.prefill_seconds
+        ),
         continues=gateway.continuation,
         first_byte=gateway.first_byte_seconds,
         stall=gateway.stall_seconds,
@@ -66,8 +71,6 @@ def configured_fleet(path: Path, options: Replicas) -> Made:
 
 
 def _pool(pool: Pool, options: Replicas, where: str) -> tuple[PlannedReplica, Replicas]:
-    if pool.role != "both":
-        raise SpecError(f"{where}.role", pool.role, "both: hand-offs are not simulated")
     hardware = pool.hardware
     gpu = options.gpu or (hardware.gpu if hardware is not None else None)
     if gpu is None:

@@ -49,7 +49,7 @@ def planned_fleet(path: Path, options: Replicas) -> Made:
         raise SpecError("design", options.design, f"one of the {len(plan.designs)} designs of {path}")
     design = plan.designs[options.design - 1]
     if design.prefill_layout is not None:
-        accepted = "a design without a split: hand-offs are not simulated (shoal plan --split never, or --design)"
+        accepted = "a design without a split (shoal plan --split never, or --design); a fleet.yaml may have one"
         raise SpecError(f"{path}: designs[{options.design - 1}]", design.name, accepted)
     axes = ",".join(f"{axis}={design.layout[axis]}" for axis in AXES if design.layout.get(axis, 1) != 1)
     given = replace(
