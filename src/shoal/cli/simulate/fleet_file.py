@@ -59,9 +59,7 @@ def configured_fleet(path: Path, options: Replicas) -> Made:
         health=config.health,
         retry=config.gateway_config().retry_config(),
         restart=RestartConfig(**{f: getattr(supervisor, f) for f in RestartConfig.__struct_fields__}),
-        split=SplitConfig(
-            threshold_tokens=gateway.split_threshold_tokens, prefill_seconds=gateway.prefill_seconds
-        ),
+        split=SplitConfig(threshold_tokens=gateway.split_threshold_tokens, prefill_seconds=gateway.prefill_seconds),
         continues=gateway.continuation,
         first_byte=gateway.first_byte_seconds,
         stall=gateway.stall_seconds,
