@@ -211,7 +211,7 @@ def main() -> None:
     body = table(totals, asked.per_hour)
     print("\n".join(f"{n}: {v}" for n, v in facts) + "\n\n" + body)
     if asked.append:
-        append(asked.append, f"A million replica-hours, {facts[0][1][:10]}", facts, body)
+        append(asked.append, f"{totals.replica_hours:,.0f} replica-hours, {facts[0][1][:10]}", facts, body)
 
 
 if __name__ == "__main__":
