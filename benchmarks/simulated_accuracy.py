@@ -38,12 +38,13 @@ many requests. The logs are 300 requests of ShareGPT each, at ten per second, th
 """
 WRONG = """## Where it is wrong
 
-- *Intervals without a fit are too wide*: every quantile is inside, where nine in ten should be. A step's interval
-  on a generation that was never measured is the planner's, 1.9 either way; errors here are 20 % at most.
-- *A fit to one model doesn't carry to another for free*: from 8B on one card to 32B on two, everything comes out
-  16 % too quick, as without a fit. Tensor parallelism over PCIe is what the planner sees too favourably.
-- *Low loads*: TTFT at a rate that was not fitted is off by about a quarter, though time per token and E2E are
-  within 5 %. What happens before the scheduler (HTTP, tokenizing) is one constant here.
+- *Intervals without a fit are too wide*: every quantile is inside, where nine in ten should be. Three logs can't
+  tell how narrow they might be, since errors within a log move together.
+- *A fit to one model doesn't carry to another*: from 8B on one card to 32B on two, everything comes out too quick;
+  the other way far too slow, worse than without any fit. What one run tells of the cache's and of attention's share
+  is little, and a model with other shares shows it.
+- *Another load*: TTFT at a rate that was not fitted is off by a fifth to a quarter, though time per token and E2E
+  are within 5 %. What happens before the scheduler is one constant here; an engine that was idle takes longer.
 - *Tails at moderate load*: p99 comes out too low. Stalls of the engine's host are not simulated.
 - *Not simulated*: speculative decoding, asynchronous scheduling, pipeline stages. Nobody has published a log of a
   fleet behind a router, so what routing does can be compared with our own fleet only.

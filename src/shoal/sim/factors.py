@@ -11,9 +11,9 @@ from shoal.sim.timing import RooflineSeconds, StepSeconds, StepWork
 PARAMETERS = ("step", "weights", "token", "sequence", "cached_token", "pair", "front")
 _FRONT = 5e-3
 """Seconds between a request's arrival and its reaching the scheduler, before anything was fitted."""
-_OTHER_MODEL = 0.25
-"""Logarithm by which a fit to one model may miss another on the same device: 0.17 was seen, from 8B on one RTX PRO
-6000 to 32B on two."""
+_OTHER_MODEL = 0.4
+"""Logarithm by which a fit to one model may miss another on one device. Seen on RTX PRO 6000: 0.12 to 0.17 from
+8B on one card to 32B on two; the other way 0.30 for time per token, and 0.58 for TTFT, which this doesn't cover."""
 
 
 def step_of(prior: StepSeconds, factors: Sequence[float]) -> RooflineSeconds:
