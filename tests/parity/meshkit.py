@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from shoal.engine.parallel.group import Group
 from shoal.engine.parallel.mesh import Mesh
-from shoal.engine.parallel.shm import ShmGroup, connect
+from shoal.engine.parallel.shm import ShmGroup
 from shoal.engine.parallel.shm_layout import SegmentLayout, anonymous_segment
 from shoal.engine.parallel.traffic import TrafficCounters
 from shoal.specs.layout import GroupAxis, Layout
@@ -31,10 +31,9 @@ def run_ranks(spec: Layout, body: Callable[[Mesh], T], deadline: float = 60.0) -
                 if (axis, members) not in segments:
                     segments[axis, members] = anonymous_segment("test", layout.size)
             place = members.index(index)
-            transport = connect(
-                segments[axis, members], layout, place, timeout=deadline / 2, world=members, spin=0.0
+            return ShmGroup(
+                axis, members, place, segments[axis, members], traffic, deadline / 2, layout=layout, spin=0.0
             )
-            return ShmGroup(axis, members, place, transport, traffic, deadline / 2)
 
         try:
             results[index] = body(Mesh(spec, index, group, traffic))

@@ -28,9 +28,10 @@ Floats = npt.NDArray[np.float64]
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 _PULL = 0.02
 """Weight of a parameter's distance from what the planner says, in the logarithm."""
-_DIFFERENCE = 0.06
-"""Change of a parameter, in the logarithm, by which slopes are taken: above what one step more or less makes."""
-_ROUNDS = 14
+_DIFFERENCES = (0.06, 0.02)
+"""Changes of a parameter, in the logarithm, by which slopes are taken, in two passes: above what one step more or
+less makes, and then finer."""
+_ROUNDS = 10
 _FAILED = 10.0
 """What a run in which nobody was answered counts as, in the logarithm."""
 _FOREVER = 1e6
@@ -136,27 +137,34 @@ def fit_steps(targets: Sequence[Target], on_trial: Callable[[int, float], None] 
         raise SpecError("fit", targets[0].name, "scipy installed: pip install 'shoal[fit]'") from None
     starts = [start_of(target.prior) for target in targets]
     trials = 0
+    best, least = np.zeros(len(PARAMETERS)), math.inf
 
     def residuals(shift: Floats) -> Floats:
-        nonlocal trials
+        nonlocal trials, best, least
         trials += 1
         parts = [_missed(target, start + shift) for target, start in zip(targets, starts, strict=True)]
+        found = np.concatenate([*parts, _PULL * shift])
+        if (cost := float(found @ found)) < least:
+            best, least = shift.copy(), cost
         if on_trial is not None:
             on_trial(trials, float(np.sqrt(np.mean(np.concatenate(parts) ** 2))))
-        return np.concatenate([*parts, _PULL * shift])
+        return found
 
-    def slopes(shift: Floats) -> Floats:
-        # By one step for all: steps relative to a shift of 0 would be lost in rounding.
-        here = residuals(shift)
-        moved = [residuals(shift + _DIFFERENCE * row) for row in np.eye(len(shift))]
-        return np.stack([(there - here) / _DIFFERENCE for there in moved], axis=1)
+    for difference in _DIFFERENCES:
 
-    found = least_squares(residuals, np.zeros(len(PARAMETERS)), jac=slopes, max_nfev=_ROUNDS, bounds=(-4, 4))
-    left = np.concatenate([_missed(t, s + found.x) for t, s in zip(targets, starts, strict=True)])
+        def slopes(shift: Floats, difference: float = difference) -> Floats:
+            # By one step for all: steps relative to a shift of 0 would be lost in rounding.
+            here = residuals(shift)
+            moved = [residuals(shift + difference * row) for row in np.eye(len(shift))]
+            return np.stack([(there - here) / difference for there in moved], axis=1)
+
+        # What is minimized has steps, so that the best trial need not be the last.
+        least_squares(residuals, best, jac=slopes, max_nfev=_ROUNDS, bounds=(-4, 4))
+    left = np.concatenate([_missed(t, s + best) for t, s in zip(targets, starts, strict=True)])
     residual = float(np.sqrt(np.mean(left**2)))
     # 1.645 standard deviations hold 90 % of a normal distribution.
     spread = math.exp(max(0.02, 1.645 * residual))
-    return StepFit(tuple(np.exp(found.x).tolist()), spread, residual, trials)
+    return StepFit(tuple(np.exp(best).tolist()), spread, residual, trials)
 
 
 def _missed(target: Target, logarithms: Floats) -> Floats:
