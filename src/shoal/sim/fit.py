@@ -105,8 +105,8 @@ def target_of(log: MeasuredLog, scheduler: SchedulerConfig, prior: StepSeconds) 
     aims = []
     for kind, values in (("ttft", log.ttft), ("tpot", log.tpot), ("e2e", log.e2e)):
         positive = np.maximum(values, 1e-4)
-        aims.append(Aim(kind, None, float(positive.mean()), 2.0))
-        aims += [Aim(kind, q, float(np.quantile(positive, q))) for q in QUANTILES]
+        aims.append(Aim(kind, None, float(positive.mean()), 4.0))
+        aims += [Aim(kind, q, float(np.quantile(positive, q)), 2.0 if q == 0.9 else 1.0) for q in QUANTILES]
     return Target(log.name, log.load(), scheduler, prior, tuple(aims))
 
 
